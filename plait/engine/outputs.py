@@ -1,0 +1,75 @@
+"""What an answer looks like to callers; names as in vLLM."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+class EngineDeadError(RuntimeError):
+    """The engine process has ended; every request that waited on it gets this."""
+
+
+class RequestRefused(ValueError):
+    """The request cannot be served as asked; the message says why and what would work."""
+
+
+@dataclass(frozen=True, slots=True)
+class Logprob:
+    """Log-probability of one token, from the raw logits (before temperature, penalties and bias)."""
+
+    logprob: float
+    rank: int | None = None
+    decoded_token: str | None = None
+
+
+@dataclass(slots=True)
+class CompletionDelta:
+    """What was added to one answer since the last delta. The first one of a request may be empty."""
+
+    index: int
+    """which of the ``n`` answers"""
+    text: str
+    token_ids: tuple[int, ...]
+    logprobs: list[dict[int, Logprob]] | None
+    finish_reason: str | None
+    """None while it goes on; "stop", "length" or "abort" with the last delta"""
+    stop_reason: int | str | None
+    """the stop string or stop token id that ended it (None for the model's own end token)"""
+    num_cached_tokens: int
+    """prompt tokens that came from the prefix cache"""
+    prompt_logprobs: list[dict[int, Logprob] | None] | None = None
+    """with the first delta of answer 0, if asked for: None for position 0, then one per prompt token"""
+
+
+@dataclass(slots=True)
+class CompletionOutput:
+    index: int
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    cumulative_logprob: float | None = None
+    logprobs: list[dict[int, Logprob]] | None = None
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+
+    def finished(self) -> bool:
+        return self.finish_reason is not None
+
+
+@dataclass(slots=True)
+class RequestMetrics:
+    """Seconds from arrival."""
+
+    first_token: float | None = None
+    finished: float | None = None
+
+
+@dataclass(slots=True)
+class RequestOutput:
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    outputs: list[CompletionOutput]
+    finished: bool
+    prompt_logprobs: list[dict[int, Logprob] | None] | None = None
+    num_cached_tokens: int = 0
+    metrics: RequestMetrics = field(default_factory=RequestMetrics)
