@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
+
+
+class ConfigError(ValueError):
+    """A setting that cannot hold; the message says what was asked, what holds, and what to do."""
+
+
+def _setting(default: Any, help: str) -> Any:
+    """A field that carries its own help text: the command line and the documentation read it."""
+    return field(default=default, metadata={"help": help})
 
 
 @dataclass(slots=True)
@@ -13,45 +23,40 @@ class EngineArgs:
     """
 
     model: str = ""
-    tokenizer: str | None = None
-    revision: str | None = None
-    served_model_name: str | None = None
-    dtype: str = "auto"
-    """auto, float32, bfloat16 or float16: of weights and activations"""
-    quantization: str | None = None
-    load_format: str = "auto"
-    """auto, safetensors, gguf or dummy (random weights from the config alone)"""
-    max_model_len: int | None = None
-    """longest prompt plus answer, in tokens"""
-    max_num_batched_tokens: int | None = None
-    """token budget of a step"""
-    max_num_seqs: int = 256
-    """most requests that run at once"""
-    long_prefill_token_threshold: int = 0
-    """most tokens of one prompt in one step; 0: no cap besides the token budget"""
-    target_itl_ms: float | None = None
-    """inter-token latency to keep: the budget of each step follows measured step times"""
-    enable_prefix_caching: bool = True
-    enable_chunked_prefill: bool = True
-    snapshot_interval: int | None = None
-    """tokens between spaced snapshots of recurrent state"""
-    block_size: int | None = None
-    """tokens per page; a multiple of 16"""
-    kv_cache_dtype: str = "auto"
-    mamba_ssm_cache_dtype: str = "auto"
-    async_scheduling: bool | None = None
-    preemption_mode: str = "recompute"
-    scheduling_policy: str = "fcfs"
-    """fcfs or priority"""
-    seed: int | None = None
-    """seeds requests that bring none; None draws at random"""
-    device: str = "auto"
-    cpu_threads: int | None = None
-    memory_limit: int | str | None = None
-    """bytes (or "2GiB") that the engine process may hold, weights included"""
-    skip_tokenizer_init: bool = False
-    chat_template: str | None = None
-    """a jinja file, or the template itself; None: the model's own"""
-    trust_remote_code: bool = False
-    tensor_parallel_size: int = 1
-    download_dir: str | None = None
+    tokenizer: str | None = _setting(None, "Name or folder of the tokenizer; the model's own by default.")
+    revision: str | None = _setting(None, "Branch, tag or commit of the model on the hub.")
+    served_model_name: str | None = _setting(None, "Name by which clients ask for the model.")
+    dtype: str = _setting("auto", "auto, float32, bfloat16 or float16: of weights and activations.")
+    quantization: str | None = _setting(None, "Format the weights are held in; the checkpoint's by default.")
+    load_format: str = _setting(
+        "auto", "auto, safetensors, gguf or dummy (random weights from the config alone)."
+    )
+    max_model_len: int | None = _setting(None, "Longest prompt plus answer, in tokens.")
+    max_num_batched_tokens: int | None = _setting(None, "Token budget of a step.")
+    max_num_seqs: int = _setting(256, "Most requests that run at once.")
+    long_prefill_token_threshold: int = _setting(
+        0, "Most tokens of one prompt in one step; 0: no cap besides the token budget."
+    )
+    target_itl_ms: float | None = _setting(
+        None, "Inter-token latency to keep: the budget of each step follows measured step times."
+    )
+    enable_prefix_caching: bool = _setting(True, "Reuse pages and snapshots of prompts seen before.")
+    enable_chunked_prefill: bool = _setting(True, "Let a prompt span several steps, beside decodes.")
+    snapshot_interval: int | None = _setting(None, "Tokens between spaced snapshots of recurrent state.")
+    block_size: int | None = _setting(None, "Tokens per page; a multiple of 16.")
+    kv_cache_dtype: str = _setting("auto", "Format of cached keys and values.")
+    mamba_ssm_cache_dtype: str = _setting("auto", "Format of recurrent state.")
+    async_scheduling: bool | None = _setting(None, "Plan the next step while this one runs.")
+    preemption_mode: str = _setting("recompute", "How a preempted request resumes: recompute or swap.")
+    scheduling_policy: str = _setting("fcfs", "fcfs (in order of arrival) or priority.")
+    seed: int | None = _setting(None, "Seeds requests that bring none; random by default.")
+    device: str = _setting("auto", "auto, cpu or cuda.")
+    cpu_threads: int | None = _setting(None, "Threads that compute, on the CPU.")
+    memory_limit: int | str | None = _setting(
+        None, 'Bytes (or "2GiB") that the engine process may hold, weights included.'
+    )
+    skip_tokenizer_init: bool = _setting(False, "Token ids in, token ids out: load no tokenizer.")
+    chat_template: str | None = _setting(None, "A jinja file or the template itself; the model's by default.")
+    trust_remote_code: bool = _setting(False, "Run code that comes with the model.")
+    tensor_parallel_size: int = _setting(1, "Processes that share the model by heads.")
+    download_dir: str | None = _setting(None, "Where downloaded models are kept.")

@@ -13,6 +13,10 @@ class RequestRefused(ValueError):
     """The request cannot be served as asked; the message says why and what would work."""
 
 
+class RequestFailed(RuntimeError):
+    """The model gave nothing usable for the request; others are not touched."""
+
+
 @dataclass(frozen=True, slots=True)
 class Logprob:
     """Log-probability of one token, from the raw logits (before temperature, penalties and bias)."""

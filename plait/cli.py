@@ -1,0 +1,206 @@
+"""The command line: ``plait serve | generate | chat | pull | explain | version``."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Annotated, Any
+
+import typer
+
+from plait import __version__
+from plait.cli_options import take_foreign, with_engine_flags
+from plait.cli_report import Download, Stages, fail, note, show_explanation, show_ready
+from plait.config import EngineArgs
+
+app = typer.Typer(
+    name="plait",
+    help="A serving engine for language models that braid attention with recurrent layers.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+Model = Annotated[str, typer.Argument(help="A name that `plait pull` knows, a folder, or a GGUF file.")]
+
+
+def main() -> None:
+    """Entry point of the ``plait`` command."""
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
+    with _clear_errors():
+        argv, lines = take_foreign(sys.argv[1:])
+        for line in lines:
+            note(line)
+        app(args=argv, prog_name="plait")
+
+
+@contextmanager
+def _clear_errors() -> Iterator[None]:
+    """What the user can mend ends as one message and exit code 2; what is a bug keeps its traceback."""
+    from plait.engine.outputs import EngineDeadError
+
+    try:
+        yield
+    except (ValueError, OSError, EngineDeadError) as error:
+        logging.getLogger(__name__).debug("failed", exc_info=error)
+        fail(str(error) or type(error).__name__)
+        raise SystemExit(2) from None
+
+
+def _server_option(flag: str, help: str, **more: Any) -> Any:
+    return typer.Option(flag, help=help, rich_help_panel="Server", **more)
+
+
+@app.command()
+@with_engine_flags
+def serve(
+    model: Model,
+    *,
+    args: EngineArgs,
+    host: Annotated[str, _server_option("--host", "Address to listen on; 0.0.0.0 for all.")] = "127.0.0.1",
+    port: Annotated[int, _server_option("--port", "Port to listen on.", min=0, max=65535)] = 8000,
+    api_key: Annotated[
+        str | None, _server_option("--api-key", "Key that clients must send.", envvar="PLAIT_API_KEY")
+    ] = None,
+    uvicorn_log_level: Annotated[
+        str, _server_option("--uvicorn-log-level", "critical, error, warning, info or debug.")
+    ] = "warning",
+    root_path: Annotated[
+        str, _server_option("--root-path", "Path under which a proxy shows the server.")
+    ] = "",
+    shutdown_timeout: Annotated[
+        float, _server_option("--shutdown-timeout", "Seconds that running requests get to end.", min=0)
+    ] = 20.0,
+    default_chat_template_kwargs: Annotated[
+        str, _server_option("--default-chat-template-kwargs", "JSON object handed to the chat template.")
+    ] = "{}",
+) -> None:
+    """Serve MODEL over HTTP, with the OpenAI API."""
+    from plait.server.run import run
+    from plait.server.run import serve as run_server
+    from plait.server.settings import LOG_LEVELS, ServerSettings
+
+    if uvicorn_log_level not in LOG_LEVELS:
+        raise typer.BadParameter(f"--uvicorn-log-level must be one of {', '.join(LOG_LEVELS)}")
+    settings = ServerSettings(
+        host=host,
+        port=port,
+        api_key=api_key,
+        root_path=root_path,
+        log_level=uvicorn_log_level,
+        shutdown_timeout=shutdown_timeout,
+        default_chat_template_kwargs=_json_object(
+            "--default-chat-template-kwargs", default_chat_template_kwargs
+        ),
+        priorities=args.scheduling_policy == "priority",
+    )
+    with Stages(model) as stages:
+        run(
+            run_server(
+                args,
+                settings,
+                on_stage=stages,
+                on_ready=lambda engine, url: show_ready(stages, engine.info, url),
+            )
+        )
+
+
+def _json_object(flag: str, text: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise typer.BadParameter(f"{flag} is not valid JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise typer.BadParameter(f'{flag} must be a JSON object, such as {{"enable_thinking": false}}')
+    return value
+
+
+def _sampling_option(flag: str, help: str) -> Any:
+    return typer.Option(flag, help=help, rich_help_panel="Sampling", show_default=False)
+
+
+MaxTokens = Annotated[int | None, _sampling_option("--max-tokens", "Most tokens to generate.")]
+Temperature = Annotated[
+    float | None, _sampling_option("--temperature", "0 is greedy; the model's by default.")
+]
+TopP = Annotated[float | None, _sampling_option("--top-p", "Probability mass kept.")]
+TopK = Annotated[int | None, _sampling_option("--top-k", "Likeliest tokens kept; 0: all.")]
+
+
+@app.command()
+@with_engine_flags
+def generate(
+    model: Model,
+    prompt: Annotated[
+        str | None, typer.Argument(help="Text to continue; read from standard input if missing.")
+    ] = None,
+    *,
+    args: EngineArgs,
+    chat: Annotated[bool, typer.Option("--chat", help="Send the prompt through the chat template.")] = False,
+    max_tokens: MaxTokens = 256,
+    temperature: Temperature = None,
+    top_p: TopP = None,
+    top_k: TopK = None,
+) -> None:
+    """Continue PROMPT with MODEL, and tell how fast it was."""
+    from plait.cli_talk import generate_once
+
+    text = sys.stdin.read() if prompt is None or prompt == "-" else prompt
+    sampling = {"temperature": temperature, "top_p": top_p, "top_k": top_k, "max_tokens": max_tokens}
+    generate_once(args, text, sampling, chat=chat)
+
+
+@app.command()
+@with_engine_flags
+def chat(
+    model: Model,
+    *,
+    args: EngineArgs,
+    system: Annotated[str | None, typer.Option("--system", help="System prompt to begin with.")] = None,
+    max_tokens: MaxTokens = None,
+    temperature: Temperature = None,
+    top_p: TopP = None,
+    top_k: TopK = None,
+) -> None:
+    """Talk with MODEL in the terminal. /exit, /reset and /system TEXT are commands."""
+    from plait.cli_talk import talk
+
+    sampling = {"temperature": temperature, "top_p": top_p, "top_k": top_k, "max_tokens": max_tokens}
+    talk(args, system, sampling)
+
+
+@app.command()
+def pull(
+    name: Annotated[str, typer.Argument(help="A short name, or organisation/model on the hub.")],
+    revision: Annotated[str | None, typer.Option("--revision", help="Branch, tag or commit.")] = None,
+    download_dir: Annotated[str | None, typer.Option("--download-dir", help="Where to keep it.")] = None,
+) -> None:
+    """Download a model, and print where it lies."""
+    from plait.models import hub
+
+    with Download() as download:
+        path = hub.pull(name, revision=revision, download_dir=download_dir, progress=download)
+    print(path)
+
+
+@app.command()
+@with_engine_flags
+def explain(
+    model: Model,
+    *,
+    args: EngineArgs,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
+) -> None:
+    """Tell what MODEL would get on this machine, and why, without loading it."""
+    from plait.engine.resolve import explain as explain_engine
+
+    show_explanation(explain_engine(args), as_json=as_json)
+
+
+@app.command()
+def version() -> None:
+    """Print the version."""
+    print(f"plait {__version__}")

@@ -1,0 +1,112 @@
+"""Flags of the command line: those of the engine are made from the fields of ``EngineArgs``."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import types
+import typing
+from collections.abc import Callable
+from dataclasses import fields
+from typing import Annotated, Any
+
+import typer
+
+from plait.config import EngineArgs
+from plait.foreign import FOREIGN, answer_to
+
+ENGINE_COMMANDS = ("serve", "generate", "chat", "explain")
+
+
+def with_engine_flags(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give ``command`` one flag per engine setting.
+
+    ``command`` takes a first argument ``model`` and a keyword ``args``, which it receives as EngineArgs.
+    """
+    own = inspect.signature(command, eval_str=True)
+    flags = _engine_parameters()
+
+    @functools.wraps(command)
+    def run(model: str, **given: Any) -> Any:
+        settings = {name: given.pop(name) for name in flags}
+        return command(model, args=EngineArgs(model=model, **settings), **given)
+
+    kept = [p for p in own.parameters.values() if p.name != "args"]
+    parameters = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in [*kept, *flags.values()]]
+    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    run.__annotations__ = {p.name: p.annotation for p in parameters}
+    return run
+
+
+def _engine_parameters() -> dict[str, inspect.Parameter]:
+    hints = typing.get_type_hints(EngineArgs)
+    parameters = {}
+    for field in fields(EngineArgs):
+        if field.name == "model":
+            continue
+        flag = "--" + field.name.replace("_", "-")
+        kind = hints[field.name]
+        members = typing.get_args(kind) if isinstance(kind, types.UnionType) else (kind,)
+        if bool in members:
+            flag = f"{flag}/--no-{flag[2:]}"
+        if str in members and int in members:
+            kind = str | None  # a number with a unit, or without
+        option = typer.Option(
+            flag,
+            help=field.metadata["help"],
+            rich_help_panel="Engine",
+            show_default=field.default not in (None, ""),
+        )
+        parameters[field.name] = inspect.Parameter(
+            field.name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=field.default,
+            annotation=Annotated[kind, option],
+        )
+    return parameters
+
+
+def take_foreign(argv: list[str]) -> tuple[list[str], list[str]]:
+    """Take settings of vLLM out of a command line, and write flags with dashes.
+
+    Returns:
+        The rest of the command line, and what to say about each flag taken out.
+
+    Raises:
+        ValueError: a flag asks for what plait cannot do.
+    """
+    if not argv or argv[0] not in ENGINE_COMMANDS:
+        return argv, []
+    rest: list[str] = []
+    lines: list[str] = []
+    own = {field.name for field in fields(EngineArgs)}
+    tokens = iter(argv)
+    for token in tokens:
+        if token == "--":
+            rest += [token, *tokens]
+            break
+        flag, equals, value = token.partition("=")
+        name = flag.removeprefix("--").replace("-", "_")
+        if not flag.startswith("--"):
+            rest.append(token)
+        elif name in FOREIGN:
+            if FOREIGN[name].takes_value and not equals:
+                value = next(tokens, "")
+            line = _say(name, value if FOREIGN[name].takes_value else True)
+            lines += [line] if line else []
+        elif name.startswith("no_") and name[3:] in FOREIGN and not FOREIGN[name[3:]].takes_value:
+            pass  # turned off: nothing is asked for
+        elif name in own or name.removeprefix("no_") in own:
+            rest.append("--" + name.replace("_", "-") + equals + value)
+        else:
+            rest.append(token)
+    return rest, lines
+
+
+def _say(name: str, value: object) -> str | None:
+    flag = "--" + name.replace("_", "-")
+    try:
+        line = answer_to(name, value)
+    except ValueError as error:
+        raise ValueError(str(error).replace(name, flag, 1)) from None
+    return line.replace(name, flag, 1) if line else None

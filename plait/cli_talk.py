@@ -1,0 +1,181 @@
+"""Answers in the terminal: ``plait generate`` and ``plait chat``."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import AsyncIterator
+from contextlib import closing
+from dataclasses import dataclass, field
+from typing import Any
+
+from plait.blocking import BlockingEngine
+from plait.cli_report import Stages, note
+from plait.config import EngineArgs
+from plait.core.sampling_params import SamplingParams
+from plait.engine.memory import in_words
+from plait.engine.outputs import CompletionDelta, RequestRefused
+
+HELP = (
+    "/exit ends, /reset forgets the conversation, /system TEXT sets the system prompt, Ctrl-C stops an answer"
+)
+
+
+@dataclass(slots=True)
+class Figures:
+    """What was measured while an answer was printed."""
+
+    start: float = field(default_factory=time.monotonic)
+    first: float | None = None
+    last: float = 0.0
+    tokens: int = 0
+    cached: int = 0
+
+    def add(self, delta: CompletionDelta) -> None:
+        self.cached = delta.num_cached_tokens
+        if delta.token_ids:
+            self.last = time.monotonic()
+            self.first = self.first or self.last
+            self.tokens += len(delta.token_ids)
+
+    def line(self, prompt_tokens: int) -> str:
+        if self.first is None:
+            return f"{prompt_tokens} prompt tokens, no answer"
+        parts = [f"first token after {self.first - self.start:.2f} s", f"{self.tokens} tokens"]
+        if self.tokens > 1 and self.last > self.first:
+            parts.append(f"{(self.tokens - 1) / (self.last - self.first):.1f} tokens/s")
+        parts.append(f"{prompt_tokens} prompt tokens, {self.cached} of them cached")
+        return ", ".join(parts)
+
+
+class Talker:
+    """Prints answers of one engine as they come."""
+
+    def __init__(self, blocking: BlockingEngine, sampling: dict[str, Any]):
+        self._blocking = blocking
+        self.engine = blocking.engine
+        defaults: dict[str, Any] = self.engine.info.generation_defaults.sampling()
+        given = {name: value for name, value in sampling.items() if value is not None}
+        self._params = SamplingParams(**{"max_tokens": None} | defaults | given)
+
+    def render(self, messages: list[dict[str, Any]]) -> list[int]:
+        """Token ids of a conversation.
+
+        Raises:
+            ValueError: the model has no chat template, or it refuses the messages.
+        """
+        template, tokenizer = self.engine.chat_template, self.engine.tokenizer
+        if template is None or tokenizer is None:
+            raise ValueError("the model has no chat template: give one with --chat-template")
+        return tokenizer.encode_chat(template.render(messages))
+
+    def answer(self, prompt: str | list[int], figures: Figures) -> str:
+        """Print the answer to ``prompt`` while it is made, and return it. Ctrl-C ends it early."""
+        text: list[str] = []
+        stream: AsyncIterator[CompletionDelta] = self.engine.stream(prompt, self._params)
+        with closing(self._blocking.iterate(stream)) as deltas:  # type: ignore[type-var]
+            try:
+                for delta in deltas:
+                    figures.add(delta)
+                    text.append(delta.text)
+                    sys.stdout.write(delta.text)
+                    sys.stdout.flush()
+            except KeyboardInterrupt:
+                text.append("\n")
+                sys.stdout.write("\n")
+                note("stopped")
+        sys.stdout.write("\n" if text and not text[-1].endswith("\n") else "")
+        sys.stdout.flush()
+        return "".join(text)
+
+
+def _start(args: EngineArgs) -> BlockingEngine:
+    with Stages(args.model) as stages:
+        blocking = BlockingEngine(args, on_stage=stages)
+        stages.end()
+    return blocking
+
+
+def generate_once(args: EngineArgs, text: str, sampling: dict[str, Any], chat: bool) -> None:
+    """Print the continuation of ``text``, then how long it took and what memory the engine holds."""
+    with closing(_start(args)) as blocking:
+        talker = Talker(blocking, sampling)
+        prompt: str | list[int] = talker.render([{"role": "user", "content": text}]) if chat else text
+        figures = Figures()
+        talker.answer(prompt, figures)
+        count = len(prompt) if isinstance(prompt, list) else _count(talker, prompt)
+        memory = in_words(blocking.call(talker.engine.stats()).memory_bytes)
+        note(f"{figures.line(count)}, engine memory {memory}")
+
+
+def _count(talker: Talker, prompt: str) -> int:
+    tokenizer = talker.engine.tokenizer
+    return 0 if tokenizer is None else len(tokenizer.encode(prompt))
+
+
+def talk(args: EngineArgs, system: str | None, sampling: dict[str, Any]) -> None:
+    """A conversation, one line of standard input at a time, until /exit or its end."""
+    with closing(_start(args)) as blocking:
+        talker = Talker(blocking, sampling)
+        interactive = sys.stdin.isatty()
+        if interactive:
+            import readline  # noqa: F401 - gives input() a history and editing
+
+            note(HELP)
+        history = _begin(system)
+        while (line := _read(interactive)) is not None:
+            if line.startswith("/"):
+                replaced = _command(line, history)
+                if replaced is None:
+                    break
+                history = replaced
+            elif line:
+                _turn(talker, history, line)
+
+
+def _turn(talker: Talker, history: list[dict[str, Any]], line: str) -> None:
+    history.append({"role": "user", "content": line})
+    figures = Figures()
+    try:
+        prompt = talker.render(history)
+        answer = talker.answer(prompt, figures)
+    except RequestRefused as error:
+        note(f"{error}; /reset begins anew")
+        history.pop()
+        return
+    history.append({"role": "assistant", "content": answer})
+    if sys.stdout.isatty():
+        note(figures.line(len(prompt)))
+
+
+def _begin(system: str | None) -> list[dict[str, Any]]:
+    return [{"role": "system", "content": system}] if system else []
+
+
+def _command(line: str, history: list[dict[str, Any]]) -> list[dict[str, Any]] | None:
+    """Do a command: the history that holds from now on, or None to end."""
+    name, _, rest = line.partition(" ")
+    if name in ("/exit", "/quit"):
+        return None
+    if name == "/reset":
+        note("the conversation is forgotten")
+        return [m for m in history if m["role"] == "system"]
+    if name == "/system":
+        note("the system prompt is set; the conversation begins anew" if rest else "no system prompt")
+        return _begin(rest.strip())
+    note(HELP if name == "/help" else f"unknown command {name}: {HELP}")
+    return history
+
+
+def _read(interactive: bool) -> str | None:
+    """The next line of the user, None at the end of input."""
+    while True:
+        try:
+            return input("> " if interactive else "").strip()
+        except EOFError:
+            return None
+        except KeyboardInterrupt:
+            if not interactive:
+                return None
+            sys.stdout.write("\n")
+            note("/exit ends the conversation")

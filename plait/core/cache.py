@@ -1,0 +1,485 @@
+"""One cache for attention and recurrent state: what a request holds, what is kept, what is dropped.
+
+The scheduler asks ``match`` and ``admit`` when a request enters, ``grow`` as its cursor moves, ``export``
+for snapshots, ``commit`` when a step is over and ``release`` when the request leaves the arena.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from plait.core.arena import ArenaBook, IntegrityError, Unit
+from plait.core.geometry import Geometry
+from plait.core.index import Match, Node, PrefixIndex
+from plait.core.plan import Copy, Kind
+from plait.core.request import PendingExport, Request, Status
+from plait.core.snapshots import SnapshotPolicy
+
+
+@dataclass(slots=True)
+class CacheCounters:
+    """Totals since start."""
+
+    hits: Counter[str] = field(default_factory=Counter)
+    """admissions by kind of the snapshot they restored ("page": attention alone, "none": no hit)"""
+    snapshots_taken: Counter[str] = field(default_factory=Counter)
+    snapshots_evicted: int = 0
+    pages_evicted: int = 0
+    units_moved: int = 0
+    exports_skipped: int = 0
+    """snapshots that were wanted but found no memory"""
+
+
+class Cache:
+    """Pages, states and the prefix index over one arena.
+
+    Args:
+        geometry: how the arena is cut.
+        policy: where snapshots are taken.
+        numerics_id: names everything that changes bits; seeds the hash chains.
+        enabled: False keeps nothing for other requests.
+        row_invariant: entries written while decoding equal those a prefill would write, and may be
+            shared; otherwise only a prompt's own pages are.
+    """
+
+    def __init__(
+        self,
+        geometry: Geometry,
+        policy: SnapshotPolicy | None = None,
+        *,
+        numerics_id: str = "",
+        enabled: bool = True,
+        row_invariant: bool = True,
+    ) -> None:
+        self.geometry = geometry
+        self.policy = policy or SnapshotPolicy.of(geometry)
+        self.enabled = enabled
+        self.row_invariant = row_invariant
+        self.book = ArenaBook(geometry)
+        self.index = PrefixIndex(geometry.page_size, numerics_id, geometry.has_state)
+        self.launched = 0
+        """last step handed to the worker"""
+        self.copies: list[Copy] = []
+        """copies that the next plan must carry, in order"""
+        self.counters = CacheCounters()
+        self.num_snapshots = 0
+        self.num_pending = 0
+        """exports in flight"""
+        self._clock = 0
+        self._heap: list[tuple[int, int, int, Node, bool]] = []
+        self._pushes = 0
+        self._referenced = [0, 0]
+        self._lent = [0, 0]
+
+    # -- entering ---------------------------------------------------------------------------
+
+    def match(self, request: Request) -> Match:
+        """What is known of the request's tokens, leaving at least one to compute."""
+        if not (self.enabled and request.reads_cache):
+            return Match([], 0)
+        pages = (request.num_tokens - 1) // self.geometry.page_size
+        self.index.extend_keys(request.page_keys, request.tokens, request.cache_salt, pages)
+        return self.index.match(request.page_keys, request.tokens, pages)
+
+    def pages_wanted(self, request: Request, match: Match) -> int:
+        """Pages that would become referenced to hold all its tokens."""
+        shared = sum(1 for node in match.nodes[: match.usable] if node.page.refs)
+        return self.geometry.pages_for(request.num_tokens) - shared
+
+    def admit(self, request: Request, match: Match) -> bool:
+        """Take over what was matched and give the request a slot. False (and no change) without memory."""
+        size = self.geometry.page_size
+        nodes = match.nodes[: match.usable]
+        snapshot = nodes[-1].snapshot if nodes and self.geometry.has_state else None
+        for node in nodes:
+            self._hold(node.page)
+        if self.geometry.has_state:
+            if snapshot is not None:
+                self._hold(snapshot)
+            slot = self._take(Kind.STATE)
+            if slot is not None and snapshot is not None:
+                self.copies.append(Copy(Kind.STATE, snapshot.index, slot.index))
+            if snapshot is not None:
+                self._unhold_snapshot(nodes[-1])
+            if slot is None:
+                for node in reversed(nodes):
+                    self._drop_page(node.page, node)
+                return False
+            request.slot = slot
+        self._touch(nodes)
+        self._count_hit(nodes)
+        request.pages = [node.page for node in nodes]
+        request.nodes = nodes
+        request.num_computed_tokens = request.num_committed_tokens = len(nodes) * size
+        request.marks = {}
+        if self.enabled and self.geometry.has_state:
+            request.marks = self.policy.marks(
+                request.num_prompt_tokens, len(nodes) * size, len(match.nodes) * size
+            )
+        return True
+
+    def _touch(self, nodes: Sequence[Node]) -> None:
+        self._clock += 1
+        for node in nodes:
+            node.used = self._clock
+        if nodes:
+            nodes[-1].snapshot_used = self._clock
+
+    def _count_hit(self, nodes: Sequence[Node]) -> None:
+        if not nodes:
+            kind = "none"
+        elif not self.geometry.has_state:
+            kind = "page"
+        else:
+            kind = nodes[-1].snapshot_kind.name.lower()
+        self.counters.hits[kind] += 1
+
+    # -- growing ----------------------------------------------------------------------------
+
+    def grow(self, request: Request, end: int) -> bool:
+        """Pages for positions below ``end``. What could be had is kept even when the answer is False."""
+        while len(request.pages) * self.geometry.page_size < end:
+            page = self._take(Kind.PAGE, near=request.pages[-1] if request.pages else None)
+            if page is None:
+                return False
+            request.pages.append(page)
+        return True
+
+    def exports(self, request: Request, start: int, end: int) -> list[PendingExport]:
+        """Room for the snapshots that a chunk from ``start`` to ``end`` should take.
+
+        A snapshot that finds no memory is skipped: nothing is preempted for it.
+        """
+        if not (self.enabled and self.geometry.has_state):
+            return []
+        limit = request.num_tokens if self.row_invariant else request.num_prompt_tokens
+        pending = []
+        for position, kind in self.policy.due(request.marks, start, min(end, limit)):
+            if self._has_snapshot(request, position):
+                continue
+            state = self._take(Kind.STATE)
+            if state is None:
+                self.counters.exports_skipped += 1
+                continue
+            self.num_pending += 1
+            pending.append(PendingExport(position, state, kind))
+        return pending
+
+    def _has_snapshot(self, request: Request, position: int) -> bool:
+        depth = position // self.geometry.page_size
+        if depth <= len(request.nodes):
+            return request.nodes[depth - 1].snapshot is not None
+        self.index.extend_keys(request.page_keys, request.tokens, request.cache_salt, depth)
+        node = self.index.nodes.get(request.page_keys[depth - 1])
+        return node is not None and node.snapshot is not None
+
+    def commit(self, request: Request, exports: Iterable[PendingExport]) -> None:
+        """The step that moved ``num_committed_tokens`` is over: publish what it wrote."""
+        if self.enabled:
+            self._publish_pages(request)
+        for export in exports:
+            self._publish_snapshot(request, export)
+
+    def _publish_pages(self, request: Request) -> None:
+        limit = request.num_committed_tokens
+        if not self.row_invariant:
+            limit = min(limit, request.num_prompt_tokens)
+        pages = limit // self.geometry.page_size
+        if pages <= len(request.nodes):
+            return
+        self.index.extend_keys(request.page_keys, request.tokens, request.cache_salt, pages)
+        self._clock += 1
+        for i in range(len(request.nodes), pages):
+            parent = request.nodes[-1] if request.nodes else None
+            key = request.page_keys[i]
+            node = self.index.lookup(key, parent, request.tokens, i)
+            if node is None:
+                node = self.index.insert(key, parent, request.tokens, i, request.pages[i])
+                if node is None:
+                    return  # a hash collision: this prefix stays private
+            elif node.page is not request.pages[i]:
+                self._hold(node.page)  # published twice: adopt the elder
+                self._drop_page(request.pages[i], None)
+                request.pages[i] = node.page
+            node.used = self._clock
+            request.nodes.append(node)
+
+    def _publish_snapshot(self, request: Request, export: PendingExport) -> None:
+        depth = export.position // self.geometry.page_size
+        node = request.nodes[depth - 1] if depth <= len(request.nodes) else None
+        self.num_pending -= 1
+        if node is None or node.snapshot is not None:
+            self._drop_state(export.state)
+            return
+        if node.depth * self.geometry.page_size != export.position:
+            raise IntegrityError(f"a snapshot at {export.position} under a key of another length")
+        export.state.cached = True
+        self._drop_ref(export.state)
+        node.snapshot = export.state
+        node.snapshot_kind = export.kind
+        node.snapshot_used = self._clock
+        self.num_snapshots += 1
+        self.counters.snapshots_taken[export.kind.name.lower()] += 1
+        self._queue_snapshot(node)
+
+    # -- leaving ----------------------------------------------------------------------------
+
+    def release(self, request: Request) -> None:
+        """The request leaves the arena (finished, cancelled or preempted)."""
+        for i in range(len(request.pages) - 1, -1, -1):
+            node = request.nodes[i] if i < len(request.nodes) else None
+            self._drop_page(request.pages[i], node)
+        if request.slot is not None:
+            self._drop_state(request.slot)
+        request.pages, request.nodes, request.slot = [], [], None
+
+    def drop_exports(self, exports: Iterable[PendingExport]) -> None:
+        """The request of these exports is gone: their memory is free for the next step."""
+        for export in exports:
+            self.num_pending -= 1
+            self._drop_state(export.state)
+
+    # -- outside actors ---------------------------------------------------------------------
+
+    def lend(self, kind: Kind) -> Unit | None:
+        """Memory for an actor outside the order of steps; none that a step in flight may touch."""
+        unit = self.book.lend(kind)
+        if unit is not None:
+            self._lent[kind] += 1
+        return unit
+
+    def end_loan(self, unit: Unit) -> None:
+        """The actor is done and the memory is known to be quiet."""
+        self.book.end_loan(unit)
+        self._lent[unit.kind] -= 1
+        self.book.give(unit, self.fence)
+
+    # -- memory -----------------------------------------------------------------------------
+
+    @property
+    def fence(self) -> int:
+        """Last step that may touch a unit given back now: copies waiting for the next plan count."""
+        return self.launched + 1 if self.copies else self.launched
+
+    @property
+    def memory_is_coming(self) -> bool:
+        """Memory is held by an export in flight or an outside actor and will return."""
+        return bool(self.num_pending or self._lent[Kind.PAGE] or self._lent[Kind.STATE])
+
+    def available_pages(self, more_states: int = 0) -> int:
+        """Pages that are free or evictable once ``more_states`` further slots were handed out."""
+        geometry = self.geometry
+        slabs = geometry.num_slabs
+        if geometry.has_state:
+            states = self._referenced[Kind.STATE] + self._lent[Kind.STATE] + more_states
+            slabs -= -(-states // geometry.slab_states)
+        return slabs * geometry.slab_pages - self._referenced[Kind.PAGE] - self._lent[Kind.PAGE]
+
+    def _take(self, kind: Kind, near: Unit | None = None) -> Unit | None:
+        while (unit := self.book.take(kind, near)) is None:
+            if not self._make_room(kind):
+                return None
+        unit.refs = 1
+        self._referenced[kind] += 1
+        return unit
+
+    def _make_room(self, kind: Kind) -> bool:
+        """Evict what cannot be hit; else empty a slab by moving what it holds; else evict the oldest."""
+        useless = self._heap and self._heap[0][0] == 0
+        if self.geometry.has_state and not useless:
+            other = Kind.STATE if kind is Kind.PAGE else Kind.PAGE
+            copies = self.book.vacate(other, self.launched + 1)
+            if copies:
+                self.copies += copies
+                self.counters.units_moved += len(copies)
+                return True
+        return self._evict_one()
+
+    def _hold(self, unit: Unit) -> None:
+        unit.refs += 1
+        if unit.refs == 1:
+            self._referenced[unit.kind] += 1
+
+    def _drop_ref(self, unit: Unit) -> bool:
+        """One owner less; True when no request is left."""
+        unit.refs -= 1
+        if unit.refs:
+            return False
+        self._referenced[unit.kind] -= 1
+        return True
+
+    def _drop_page(self, page: Unit, node: Node | None) -> None:
+        if not self._drop_ref(page):
+            return
+        if not page.cached:
+            self.book.give(page, self.fence)
+        elif node is not None:
+            self._queue_page(node)
+
+    def _drop_state(self, state: Unit) -> None:
+        if self._drop_ref(state):
+            self.book.give(state, self.fence)
+
+    def _unhold_snapshot(self, node: Node) -> None:
+        assert node.snapshot is not None
+        self._drop_ref(node.snapshot)
+        self._queue_snapshot(node)
+
+    # -- eviction ---------------------------------------------------------------------------
+    #
+    # A heap of candidates with lazy checks: an entry whose node has changed is dropped or put back with
+    # its present key. Leaves without a snapshot cannot be hit in a model with recurrent layers: first to go.
+
+    def _page_key(self, node: Node) -> tuple[int, int]:
+        useless = self.geometry.has_state and node.snapshot is None
+        return (0 if useless else 1, node.used)
+
+    def _queue_page(self, node: Node) -> None:
+        if not node.queued and not node.children and not node.page.refs:
+            node.queued = True
+            self._push(*self._page_key(node), node, False)
+
+    def _queue_snapshot(self, node: Node) -> None:
+        if not node.snapshot_queued:
+            node.snapshot_queued = True
+            self._push(1, node.snapshot_used, node, True)
+
+    def _push(self, rank: int, used: int, node: Node, snapshot: bool) -> None:
+        self._pushes += 1
+        heapq.heappush(self._heap, (rank, used, self._pushes, node, snapshot))
+
+    def _evict_one(self) -> bool:
+        while self._heap:
+            rank, used, _, node, snapshot = heapq.heappop(self._heap)
+            if snapshot:
+                node.snapshot_queued = False
+                if node.snapshot is None or node.snapshot.refs:
+                    continue
+                if used != node.snapshot_used:
+                    self._queue_snapshot(node)
+                    continue
+                self._evict_snapshot(node)
+            else:
+                node.queued = False
+                if not node.page.cached or node.children or node.page.refs:
+                    continue
+                if (rank, used) != self._page_key(node):
+                    self._queue_page(node)
+                    continue
+                self._evict_node(node)
+            return True
+        return False
+
+    def _evict_snapshot(self, node: Node) -> None:
+        self._forget_snapshot(node)
+        node.queued = False  # a leaf is worth less now: a new entry with its new rank
+        self._queue_page(node)
+
+    def _forget_snapshot(self, node: Node) -> None:
+        assert node.snapshot is not None
+        node.snapshot.cached = False
+        self.book.give(node.snapshot, self.fence)
+        node.snapshot = None
+        self.num_snapshots -= 1
+        self.counters.snapshots_evicted += 1
+
+    def _evict_node(self, node: Node) -> None:
+        if node.snapshot is not None:
+            self._forget_snapshot(node)
+        self.index.remove(node)
+        self.book.give(node.page, self.fence)
+        self.counters.pages_evicted += 1
+        if node.parent is not None:
+            self._queue_page(node.parent)
+
+    def reset_prefixes(self) -> None:
+        """Drop everything that no request holds."""
+        while self._evict_one():
+            pass
+
+    # -- looking ----------------------------------------------------------------------------
+
+    def usage(self) -> dict[str, int]:
+        """Units by state; ``pages_total`` counts the whole arena in pages."""
+        geometry, book = self.geometry, self.book
+        pages, states = len(book.units[Kind.PAGE]), len(book.units[Kind.STATE])
+        return {
+            "pages_total": geometry.num_pages,
+            "pages_free": book.free_pages(),
+            "pages_used": self._referenced[Kind.PAGE],
+            "pages_lent": self._lent[Kind.PAGE],
+            "pages_cached": pages - self._referenced[Kind.PAGE] - self._lent[Kind.PAGE],
+            "pages_as_states": book.slabs_of[Kind.STATE] * geometry.slab_pages,
+            "states_used": self._referenced[Kind.STATE],
+            "states_lent": self._lent[Kind.STATE],
+            "states_cached": states - self._referenced[Kind.STATE] - self._lent[Kind.STATE],
+        }
+
+    def check(self, requests: Iterable[Request], exports: Iterable[PendingExport]) -> None:
+        """Recount every reference from its owners.
+
+        Args:
+            requests: all requests that may hold memory.
+            exports: all exports in flight.
+
+        Raises:
+            IntegrityError: something is leaked, freed twice, held by nobody or out of place.
+        """
+        self.book.check()
+        refs: Counter[int] = Counter()
+        exports = list(exports)
+        for request in requests:
+            self._check_request(request)
+            refs.update(id(page) for page in request.pages)
+            if request.slot is not None:
+                refs[id(request.slot)] += 1
+        refs.update(id(export.state) for export in exports)
+        if len(exports) != self.num_pending:
+            raise IntegrityError(f"{self.num_pending} exports in flight by count, {len(exports)} found")
+        held = [id(unit) for _, unit in self.index.check()]
+        cached = set(held)
+        if len(cached) != len(held):
+            raise IntegrityError("the index holds a unit twice")
+        referenced = [0, 0]
+        for units in self.book.units:
+            for unit in units.values():
+                if unit.refs != refs.pop(id(unit), 0):
+                    raise IntegrityError(f"{unit} does not have that many owners")
+                if unit.cached != (id(unit) in cached):
+                    raise IntegrityError(f"{unit} is marked cached against the index")
+                referenced[unit.kind] += unit.refs > 0
+        if refs:
+            raise IntegrityError(f"{len(refs)} units are held but were given back")
+        if referenced != self._referenced:
+            raise IntegrityError(f"{self._referenced} referenced by count, {referenced} found")
+        self._check_sum()
+
+    def _check_request(self, request: Request) -> None:
+        if not 0 <= request.num_committed_tokens <= request.num_computed_tokens <= request.num_tokens:
+            raise IntegrityError(f"request {request.id}: the cursor is out of range")
+        if request.status is not Status.RUNNING:
+            if request.pages or request.slot is not None or request.nodes:
+                raise IntegrityError(f"request {request.id} holds memory without running")
+            return
+        if len(request.pages) * self.geometry.page_size < request.num_computed_tokens:
+            raise IntegrityError(f"request {request.id}: pages end before its cursor")
+        if (request.slot is not None) != self.geometry.has_state:
+            raise IntegrityError(f"request {request.id}: a slot too many or too few")
+        for node, page in zip(request.nodes, request.pages, strict=False):
+            if node.page is not page:
+                raise IntegrityError(f"request {request.id} holds another page than its node")
+
+    def _check_sum(self) -> None:
+        usage = self.usage()
+        parts = ("pages_free", "pages_used", "pages_lent", "pages_cached", "pages_as_states")
+        if sum(usage[part] for part in parts) != usage["pages_total"]:
+            raise IntegrityError(f"the parts of the arena do not add up: {usage}")
+        if self.book.fenced_pages() > usage["pages_free"]:
+            raise IntegrityError("more pages are fenced than free")
+        snapshots = sum(node.snapshot is not None for node in self.index.nodes.values())
+        if not snapshots == self.num_snapshots == usage["states_cached"]:
+            raise IntegrityError(f"{self.num_snapshots} snapshots by count, {snapshots} found")
+

@@ -1,0 +1,151 @@
+"""The prefix index: finds the pages and snapshots of a known prefix.
+
+A node stands for one full page under one exact prefix. Its key hashes its parent's key and its own
+tokens; the chain starts from the numerics id and the caller's salt. The tokens themselves are compared
+after the hash, so that a collision is a miss and never a wrong answer.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from array import array
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from plait.core.arena import IntegrityError, Unit
+from plait.core.snapshots import SnapshotKind
+
+
+class Node:
+    """One cached page, and perhaps the snapshot at its end."""
+
+    __slots__ = (
+        "children", "depth", "key", "page", "parent", "queued", "snapshot", "snapshot_kind",
+        "snapshot_queued", "snapshot_used", "tokens", "used",
+    )  # fmt: skip
+
+    def __init__(self, key: bytes, parent: Node | None, tokens: bytes, page: Unit) -> None:
+        self.key = key
+        self.parent = parent
+        self.tokens = tokens
+        self.page = page
+        self.depth: int = parent.depth + 1 if parent else 1
+        """pages from the start of the prompt to the end of this one"""
+        self.children = 0
+        self.snapshot: Unit | None = None
+        self.snapshot_kind = SnapshotKind.SPACED
+        # Ticks of the cache's clock, for eviction; "queued": an entry of the eviction heap stands for it.
+        self.used = 0
+        self.snapshot_used = 0
+        self.queued = False
+        self.snapshot_queued = False
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """What the index knows of a sequence of tokens."""
+
+    nodes: list[Node]
+    """nodes of the leading pages, as far as they are known"""
+    usable: int
+    """leading nodes that can be taken over: up to the deepest snapshot (all, without recurrent layers)"""
+
+
+def pack(tokens: Sequence[int]) -> bytes:
+    return array("I", tokens).tobytes()
+
+
+class PrefixIndex:
+    def __init__(self, page_size: int, numerics_id: str, has_state: bool) -> None:
+        self.page_size = page_size
+        self.numerics_id = numerics_id
+        self.has_state = has_state
+        self.nodes: dict[bytes, Node] = {}
+
+    def seed(self, salt: str) -> bytes:
+        """The key before the first page."""
+        text = f"{len(self.numerics_id)}:{self.numerics_id}{salt}"
+        return hashlib.blake2b(text.encode(), digest_size=16).digest()
+
+    def extend_keys(self, keys: list[bytes], tokens: Sequence[int], salt: str, pages: int) -> None:
+        """Extend the hash chain ``keys`` of ``tokens`` to ``pages`` full pages."""
+        size = self.page_size
+        key = keys[-1] if keys else self.seed(salt)
+        for i in range(len(keys), pages):
+            key = hashlib.blake2b(key + pack(tokens[i * size : (i + 1) * size]), digest_size=16).digest()
+            keys.append(key)
+
+    def match(self, keys: Sequence[bytes], tokens: Sequence[int], pages: int) -> Match:
+        """The longest known prefix within the first ``pages`` full pages of ``tokens``."""
+        found: list[Node] = []
+        usable = 0
+        parent: Node | None = None
+        for i in range(pages):
+            node = self.lookup(keys[i], parent, tokens, i)
+            if node is None:
+                break
+            found.append(node)
+            parent = node
+            if node.snapshot is not None or not self.has_state:
+                usable = i + 1
+        return Match(found, usable)
+
+    def lookup(self, key: bytes, parent: Node | None, tokens: Sequence[int], page: int) -> Node | None:
+        """The node of full page ``page`` of ``tokens`` below ``parent``; None if it is not known."""
+        node = self.nodes.get(key)
+        if node is None or node.parent is not parent:
+            return None
+        return node if node.tokens == self._page_tokens(tokens, page) else None
+
+    def insert(
+        self, key: bytes, parent: Node | None, tokens: Sequence[int], page: int, unit: Unit
+    ) -> Node | None:
+        """Publish ``unit`` as full page ``page`` of ``tokens``. None if the key is taken (a collision)."""
+        if key in self.nodes:
+            return None
+        node = Node(key, parent, self._page_tokens(tokens, page), unit)
+        self.nodes[key] = node
+        unit.cached = True
+        if parent is not None:
+            parent.children += 1
+        return node
+
+    def remove(self, node: Node) -> None:
+        """Forget a node without children. Its page and snapshot are the caller's to give back."""
+        if node.children:
+            raise IntegrityError(f"page node at depth {node.depth} is removed below its children")
+        del self.nodes[node.key]
+        node.page.cached = False
+        if node.parent is not None:
+            node.parent.children -= 1
+
+    def _page_tokens(self, tokens: Sequence[int], page: int) -> bytes:
+        return pack(tokens[page * self.page_size : (page + 1) * self.page_size])
+
+    def check(self) -> Iterator[tuple[Node, Unit]]:
+        """Walk all nodes, checking the tree; yields each unit that the index holds.
+
+        Raises:
+            IntegrityError: a node without its parent, a wrong count of children, a unit not marked cached.
+        """
+        children: dict[bytes, int] = {}
+        for key, node in self.nodes.items():
+            parent = node.parent
+            if parent is not None:
+                if self.nodes.get(parent.key) is not parent:
+                    raise IntegrityError(f"node at depth {node.depth} has lost its parent")
+                if node.depth != parent.depth + 1:
+                    raise IntegrityError(f"node at depth {node.depth} below depth {parent.depth}")
+                children[parent.key] = children.get(parent.key, 0) + 1
+            elif node.depth != 1:
+                raise IntegrityError(f"node at depth {node.depth} has no parent")
+            if node.key != key or not node.page.cached:
+                raise IntegrityError(f"node at depth {node.depth} is misfiled")
+            yield node, node.page
+            if node.snapshot is not None:
+                if not node.snapshot.cached:
+                    raise IntegrityError("a snapshot of the index is not marked cached")
+                yield node, node.snapshot
+        for key, node in self.nodes.items():
+            if node.children != children.get(key, 0):
+                raise IntegrityError(f"node at depth {node.depth} miscounts its children")

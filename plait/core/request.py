@@ -1,0 +1,93 @@
+"""A request as the scheduler sees it: tokens, a cursor, and what it holds."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+
+from plait.core.arena import Unit
+from plait.core.index import Node
+from plait.core.plan import TokenLogprobs
+from plait.core.sampling_params import SamplingParams
+from plait.core.snapshots import SnapshotKind
+
+
+class Status(enum.Enum):
+    WAITING = "waiting"
+    RUNNING = "running"
+    FINISHED = "finished"
+
+
+@dataclass(slots=True)
+class PendingExport:
+    """A snapshot on its way: exported by a step that is still in flight."""
+
+    position: int
+    state: Unit
+    kind: SnapshotKind
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """One prompt and its growing answer.
+
+    ``num_computed_tokens`` is the cursor: tokens whose cache entries exist once all launched steps are
+    over. ``num_committed_tokens`` counts those whose step is known to be over.
+    """
+
+    id: str
+    tokens: list[int]
+    """prompt and answer"""
+    num_prompt_tokens: int
+    params: SamplingParams
+    seed: int
+    max_tokens: int
+    """most answer tokens, the model's length considered"""
+    end_token_ids: frozenset[int] = frozenset()
+    """ids that end the answer: the model's own (unless ``ignore_eos``) and the caller's"""
+    priority: int = 0
+    cache_salt: str = ""
+    arrival: int = 0
+
+    status: Status = Status.WAITING
+    num_computed_tokens: int = 0
+    num_committed_tokens: int = 0
+    pages: list[Unit] = field(default_factory=list)
+    slot: Unit | None = None
+    nodes: list[Node] = field(default_factory=list)
+    """index nodes of the first ``len(nodes)`` pages: found there, or published"""
+    page_keys: list[bytes] = field(default_factory=list)
+    """hash chain over the full pages of ``tokens``, as far as it was needed"""
+    marks: dict[int, SnapshotKind] = field(default_factory=dict)
+    """positions at which a snapshot is wanted, besides the spaced ones"""
+    epoch: int = 0
+    """counts admissions, so that results of a step launched before a preemption are told apart"""
+    last_step: int = 0
+    """last step in which it took part"""
+    num_cached_tokens: int | None = None
+    """prompt tokens found in the cache when it was first admitted"""
+    num_preemptions: int = 0
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def num_output_tokens(self) -> int:
+        return len(self.tokens) - self.num_prompt_tokens
+
+    @property
+    def num_behind(self) -> int:
+        """Known tokens that are not computed yet. 0: a sampled token is still on its way."""
+        return len(self.tokens) - self.num_computed_tokens
+
+    @property
+    def is_level(self) -> bool:
+        """Only its newest answer token is left to compute."""
+        return self.num_behind == 1 and self.num_computed_tokens >= self.num_prompt_tokens
+
+    @property
+    def reads_cache(self) -> bool:
+        """Log-probabilities of the prompt need every prompt token computed."""
+        return self.params.prompt_logprobs is None

@@ -1,0 +1,481 @@
+"""One loop: ``schedule() -> StepPlan`` and ``update(StepPlan, StepResult)``.
+
+There is no prefill phase and no decode phase. A request is behind its tokens, or level with them; each
+step moves cursors within one budget of tokens, and memory is taken as they move.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from plait.core.arena import IntegrityError
+from plait.core.cache import Cache
+from plait.core.pace import Pace, pairs
+from plait.core.plan import Admission, Chunk, ChunkResult, Export, StepPlan, StepResult, TokenLogprobs
+from plait.core.request import PendingExport, Request, Status
+
+SCORED_TOKENS = 256
+"""Most tokens in one step of a prompt whose log-probabilities are asked for: each makes a row of logits."""
+
+
+class Refused(ValueError):
+    """The request can never be served; the message has the arithmetic."""
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerConfig:
+    """What bounds a step.
+
+    Args:
+        max_num_batched_tokens: token budget of a step; at least one grid unit.
+        max_num_seqs: most requests that run at once.
+        max_model_len: most tokens of prompt and answer.
+        long_prefill_token_threshold: most tokens of one prompt in a step; 0: no cap.
+        chunked_prefill: False runs each prompt in one step.
+        priorities: order by (priority, arrival) instead of arrival alone; a lower number goes first.
+    """
+
+    max_num_batched_tokens: int
+    max_num_seqs: int
+    max_model_len: int
+    long_prefill_token_threshold: int = 0
+    chunked_prefill: bool = True
+    priorities: bool = False
+
+
+@dataclass(slots=True)
+class Planned:
+    """A request's part of a step that is being planned or is in flight."""
+
+    request: Request
+    epoch: int
+    start: int
+    count: int
+    sample: bool
+    exports: list[PendingExport] = field(default_factory=list)
+
+    @property
+    def end(self) -> int:
+        return self.start + self.count
+
+
+@dataclass(slots=True)
+class Draft:
+    """The step being planned."""
+
+    step: int
+    budget: int
+    parts: list[Planned] = field(default_factory=list)
+    admitted: list[Request] = field(default_factory=list)
+    turn: set[Request] = field(default_factory=set)
+    """level requests that step now; their tokens are promised from the start"""
+    tokens: int = 0
+    """planned or promised"""
+    pairs: int = 0
+    prompt_tokens: int = 0
+    preempted: bool = False
+
+    @property
+    def left(self) -> int:
+        """Tokens that prompts may still take."""
+        return self.budget - self.tokens
+
+    def promise(self, turn: set[Request]) -> None:
+        self.turn |= turn
+        self.tokens += len(turn)
+        self.pairs += sum(request.num_tokens for request in turn)
+
+    def add(self, request: Request, count: int) -> None:
+        start = request.num_computed_tokens
+        sample = start + count == request.num_tokens
+        self.parts.append(Planned(request, request.epoch, start, count, sample))
+        if request not in self.turn:
+            self.tokens += count
+            self.pairs += pairs(start, count)
+            self.prompt_tokens += count
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """What one step did for one request, for whoever waits on it."""
+
+    request_id: str
+    tokens: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    prompt_logprobs: tuple[TokenLogprobs, ...] | None = None
+    """all of the prompt's, with the first token"""
+    finish_reason: str | None = None
+    stop_reason: int | None = None
+    num_cached_tokens: int = 0
+
+
+@dataclass(slots=True)
+class SchedulerCounters:
+    """Totals since start."""
+
+    steps: int = 0
+    prompt_tokens: int = 0
+    """prompt tokens of requests admitted for the first time"""
+    cached_tokens: int = 0
+    """of these, found in the cache"""
+    computed_tokens: int = 0
+    generated_tokens: int = 0
+    preemptions: int = 0
+    finished: dict[str, int] = field(default_factory=dict)
+
+
+class Scheduler:
+    """Plans steps over one cache.
+
+    ``schedule`` may be called again before the last plan's ``update``: a request whose next token is
+    still being sampled is passed over until then.
+    """
+
+    def __init__(self, cache: Cache, config: SchedulerConfig, pace: Pace | None = None) -> None:
+        self.cache = cache
+        self.config = config
+        self.pace = pace or Pace()
+        self.grid = cache.geometry.state_grid
+        if config.max_num_batched_tokens < self.grid:
+            raise ValueError(
+                f"max_num_batched_tokens={config.max_num_batched_tokens}: chunks end at multiples of "
+                f"{self.grid} on this backend; set it to {self.grid} or more"
+            )
+        self.requests: dict[str, Request] = {}
+        self.waiting: list[Request] = []
+        self.running: list[Request] = []
+        self.in_flight: deque[tuple[StepPlan, list[Planned]]] = deque()
+        self.counters = SchedulerCounters()
+        self._arrivals = 0
+        self._ended: list[str] = []
+
+    # -- coming and going -------------------------------------------------------------------
+
+    def add(self, request: Request) -> None:
+        """Queue a request.
+
+        Raises:
+            Refused: it could never fit; the message has the arithmetic.
+        """
+        self._refuse_if_hopeless(request)
+        self._arrivals += 1
+        request.arrival = self._arrivals
+        self.requests[request.id] = request
+        bisect.insort(self.waiting, request, key=self._order)
+
+    def _order(self, request: Request) -> tuple[int, int]:
+        return (request.priority if self.config.priorities else 0, request.arrival)
+
+    def _refuse_if_hopeless(self, request: Request) -> None:
+        if request.id in self.requests:
+            raise Refused(f"request id {request.id!r} is in use; choose another")
+        prompt, longest = request.num_prompt_tokens, self.config.max_model_len
+        if prompt < 1:
+            raise Refused("the prompt is empty; send at least one token")
+        if prompt + request.max_tokens > longest:
+            raise Refused(
+                f"{prompt} prompt tokens and max_tokens={request.max_tokens} make "
+                f"{prompt + request.max_tokens}, above max_model_len={longest}; shorten one of them"
+            )
+        geometry = self.cache.geometry
+        needed = geometry.slabs_for(prompt + request.max_tokens)
+        if needed > geometry.num_slabs:
+            raise Refused(
+                f"{prompt + request.max_tokens} tokens need {needed * geometry.slab_bytes:,} bytes of cache, "
+                f"the arena has {geometry.num_slabs * geometry.slab_bytes:,}; raise memory_limit"
+            )
+
+    def cancel(self, request_id: str) -> bool:
+        """Forget a request, whatever it is doing. False if it is not here (any more)."""
+        request = self.requests.get(request_id)
+        if request is None:
+            return False
+        self._finish(request, "abort")
+        return True
+
+    def _finish(self, request: Request, reason: str) -> None:
+        queue = self.running if request.status is Status.RUNNING else self.waiting
+        queue.remove(request)
+        if request.status is Status.RUNNING:
+            self._ended.append(request.id)
+        self.cache.release(request)
+        request.status = Status.FINISHED
+        del self.requests[request.id]
+        self.counters.finished[reason] = self.counters.finished.get(reason, 0) + 1
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self.waiting or self.running)
+
+    # -- planning ---------------------------------------------------------------------------
+
+    def schedule(self) -> StepPlan | None:
+        """The next step, or None when nothing can be computed now."""
+        draft = Draft(self.cache.launched + 1, self.config.max_num_batched_tokens)
+        self._plan_running(draft)
+        if not draft.preempted:
+            self._plan_waiting(draft)
+        self._plan_left_out(draft)
+        for part in draft.parts:
+            part.exports = self.cache.exports(part.request, part.start, part.end)
+        if not draft.parts and not self.cache.copies:
+            return None
+        return self._launch(draft)
+
+    def _plan_running(self, draft: Draft) -> None:
+        """Running requests in order, each by what it is behind."""
+        level = [request for request in self.running if request.is_level]
+        draft.promise(self._take_turns(level, draft))
+        for request in list(self.running):
+            if request.status is not Status.RUNNING:
+                continue  # preempted for an elder one
+            if request in draft.turn:
+                self._plan_part(draft, request, 1)
+            elif not request.is_level and request.num_behind:
+                count = self._chunk(draft, request, request.num_computed_tokens)
+                self._plan_part(draft, request, count)
+
+    def _take_turns(self, level: list[Request], draft: Draft) -> set[Request]:
+        """Level requests that step now. One grid unit is kept for prompts, so that they are not stalled."""
+        room = draft.budget
+        if self.waiting or len(level) < len(self.running):
+            room -= self.grid
+        if len(level) > room:
+            level = sorted(level, key=lambda request: request.last_step)[: max(room, 0)]
+        return set(level)
+
+    def _plan_left_out(self, draft: Draft) -> None:
+        """Budget that was kept for prompts and that none took goes to the answers that made way."""
+        planned = {part.request for part in draft.parts} | draft.turn
+        for request in list(self.running):
+            if draft.left < 1:
+                return
+            if request.is_level and request not in planned:
+                if draft.parts and not self.cache.grow(request, request.num_tokens):
+                    continue  # whoever could make room for it takes part in this step
+                draft.promise({request})
+                self._plan_part(draft, request, 1)
+                if draft.preempted:
+                    return
+
+    def _chunk(self, draft: Draft, request: Request, start: int) -> int:
+        """Tokens of a prompt (or of a resumed answer) to compute from ``start`` in this step; 0: none fit."""
+        behind = request.num_tokens - start
+        if not self.config.chunked_prefill:
+            return behind if behind <= draft.left else 0
+        count = min(behind, draft.left)
+        caps = [self.config.long_prefill_token_threshold, 0 if request.reads_cache else SCORED_TOKENS]
+        for cap in filter(None, caps):
+            count = min(count, max(cap, self.grid))
+        if draft.turn:  # answers are waiting for this step to end
+            least = 0 if draft.prompt_tokens else self.grid
+            count = min(count, max(self.pace.chunk(draft.tokens, draft.pairs, start, count), least))
+        if count < behind:  # it does not reach the end: end on the grid
+            count = max(0, (start + count) // self.grid * self.grid - start)
+        return count
+
+    def _plan_part(self, draft: Draft, request: Request, count: int) -> None:
+        """Plan ``count`` tokens, preempting later requests (or itself) when memory runs out."""
+        if count < 1:
+            return
+        while not self.cache.grow(request, request.num_computed_tokens + count):
+            if self.cache.memory_is_coming:
+                self._unplan(draft, request)
+                return
+            victim = self.running[-1]
+            self._unplan(draft, victim)
+            self._preempt(victim)
+            draft.preempted = True
+            if victim is request:
+                return
+        draft.add(request, count)
+
+    def _unplan(self, draft: Draft, request: Request) -> None:
+        """What was promised to it is free for others."""
+        if request in draft.turn:
+            draft.turn.discard(request)
+            draft.tokens -= 1
+            draft.pairs -= request.num_tokens
+
+    def _preempt(self, request: Request) -> None:
+        """Back to the queue. It keeps its answer so far and resumes from the last snapshot."""
+        self.running.remove(request)
+        self.cache.release(request)
+        request.status = Status.WAITING
+        request.num_computed_tokens = request.num_committed_tokens = 0
+        request.num_preemptions += 1
+        request.prompt_logprobs.clear()
+        self._ended.append(request.id)
+        self.counters.preemptions += 1
+        bisect.insort(self.waiting, request, key=self._order)
+
+    def _plan_waiting(self, draft: Draft) -> None:
+        """Admit waiting requests in order while budget, ``max_num_seqs`` and memory allow."""
+        while self.waiting and len(self.running) < self.config.max_num_seqs and draft.left > 0:
+            request = self.waiting[0]
+            match = self.cache.match(request)
+            start = match.usable * self.cache.geometry.page_size
+            count = self._chunk(draft, request, start)
+            if count < 1 or not self._fits(self.cache.pages_wanted(request, match)):
+                return
+            if not self.cache.admit(request, match):
+                return
+            if not self.cache.grow(request, start + count):
+                self.cache.release(request)
+                request.num_computed_tokens = request.num_committed_tokens = 0
+                return
+            self.waiting.pop(0)
+            request.status = Status.RUNNING
+            request.epoch += 1
+            bisect.insort(self.running, request, key=self._order)
+            self._count_admission(request)
+            draft.admitted.append(request)
+            draft.add(request, count)
+
+    def _fits(self, pages_wanted: int) -> bool:
+        """A check, not a reservation: what running prompts and this one still need can be had.
+
+        A page is left for each running answer, so that a newcomer is not preempted at once.
+        """
+        size = self.cache.geometry.pages_for
+        behind = sum(max(0, size(r.num_tokens) - len(r.pages)) for r in self.running)
+        spare = len(self.running)
+        return pages_wanted + behind + spare <= self.cache.available_pages(more_states=1)
+
+    def _count_admission(self, request: Request) -> None:
+        if request.num_cached_tokens is None:
+            request.num_cached_tokens = request.num_computed_tokens
+            self.counters.prompt_tokens += request.num_prompt_tokens
+            self.counters.cached_tokens += request.num_computed_tokens
+
+    def _launch(self, draft: Draft) -> StepPlan:
+        """Freeze the draft. Indices of units are read only here, after all moves."""
+        plan = StepPlan(
+            step=draft.step,
+            chunks=tuple(self._freeze(part) for part in draft.parts),
+            copies=tuple(self.cache.copies),
+            admitted=tuple(self._admission(request) for request in draft.admitted),
+            ended=tuple(self._ended),
+        )
+        self.cache.copies.clear()
+        self._ended.clear()
+        self.cache.launched = draft.step
+        for part in draft.parts:
+            part.request.num_computed_tokens = part.end
+            part.request.last_step = draft.step
+        self.in_flight.append((plan, draft.parts))
+        self.counters.steps += 1
+        self.counters.computed_tokens += draft.tokens
+        return plan
+
+    def _freeze(self, part: Planned) -> Chunk:
+        request = part.request
+        pages = request.pages[: self.cache.geometry.pages_for(part.end)]
+        return Chunk(
+            request_id=request.id,
+            tokens=tuple(request.tokens[part.start : part.end]),
+            start=part.start,
+            pages=tuple(page.index for page in pages),
+            slot=None if request.slot is None else request.slot.index,
+            exports=tuple(Export(export.position, export.state.index) for export in part.exports),
+            sample=part.sample,
+        )
+
+    def _admission(self, request: Request) -> Admission:
+        return Admission(
+            request_id=request.id,
+            params=request.params,
+            seed=request.seed,
+            tokens=tuple(request.tokens),
+            num_prompt_tokens=request.num_prompt_tokens,
+            end_token_ids=tuple(sorted(request.end_token_ids)),
+        )
+
+    # -- learning what a step gave ------------------------------------------------------------
+
+    def update(self, plan: StepPlan, result: StepResult, seconds: float | None = None) -> list[Progress]:
+        """Take in the result of the oldest step in flight.
+
+        Args:
+            seconds: how long the worker took, for ``Pace``.
+
+        Returns:
+            What happened to each request that got a token or ended.
+        """
+        expected, parts = self.in_flight.popleft()
+        if expected is not plan or result.step != plan.step:
+            raise IntegrityError(f"step {result.step} came back before step {expected.step}")
+        self.cache.book.complete(plan.step)
+        if seconds is not None:
+            self.pace.observe(plan.num_tokens, sum(pairs(p.start, p.count) for p in parts), seconds)
+        progress = []
+        for part, chunk in zip(parts, result.results, strict=True):
+            request = part.request
+            if request.status is not Status.RUNNING or request.epoch != part.epoch:
+                self.cache.drop_exports(part.exports)  # cancelled or preempted meanwhile
+                continue
+            request.num_committed_tokens = part.end
+            self.cache.commit(request, part.exports)
+            request.prompt_logprobs += chunk.prompt_logprobs
+            if part.sample:
+                progress.append(self._take_tokens(request, chunk))
+        return progress
+
+    def _take_tokens(self, request: Request, chunk: ChunkResult) -> Progress:
+        first = request.num_output_tokens == 0
+        taken, reason, stop = 0, None, None
+        for token in chunk.tokens:
+            request.tokens.append(token)
+            taken += 1
+            reason, stop = self._end(request, token)
+            if reason is not None:
+                break
+        self.counters.generated_tokens += taken
+        progress = Progress(
+            request_id=request.id,
+            tokens=chunk.tokens[:taken],
+            logprobs=chunk.logprobs[:taken],
+            prompt_logprobs=tuple(request.prompt_logprobs) if first and not request.reads_cache else None,
+            finish_reason=reason,
+            stop_reason=stop,
+            num_cached_tokens=request.num_cached_tokens or 0,
+        )
+        if reason is not None:
+            self._finish(request, reason)
+        return progress
+
+    @staticmethod
+    def _end(request: Request, token: int) -> tuple[str | None, int | None]:
+        """Whether ``token`` ends the answer: (reason, the caller's stop token id if it was one)."""
+        if token in request.end_token_ids and request.num_output_tokens >= request.params.min_tokens:
+            return "stop", token if token in (request.params.stop_token_ids or ()) else None
+        if request.num_output_tokens >= request.max_tokens:
+            return "length", None
+        return None, None
+
+    # -- checking ---------------------------------------------------------------------------
+
+    def check(self) -> None:
+        """The invariants of scheduler and cache; recounts everything, for tests.
+
+        Raises:
+            IntegrityError: one is broken.
+        """
+        for queue, status in ((self.running, Status.RUNNING), (self.waiting, Status.WAITING)):
+            if any(request.status is not status for request in queue):
+                raise IntegrityError(f"a request that is not {status.value} stands in that queue")
+            if queue != sorted(queue, key=self._order):
+                raise IntegrityError(f"the queue of {status.value} requests is out of order")
+        if {r.id for r in (*self.running, *self.waiting)} != set(self.requests):
+            raise IntegrityError("a request stands in no queue, or in two")
+        if len(self.running) > self.config.max_num_seqs:
+            raise IntegrityError(f"{len(self.running)} requests run")
+        self.cache.check(self.requests.values(), self._pending_exports())
+
+    def _pending_exports(self) -> Iterator[PendingExport]:
+        for _, parts in self.in_flight:
+            for part in parts:
+                yield from part.exports

@@ -1,0 +1,373 @@
+"""The engine as the server and the offline API see it: prompts in, text and tokens out."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import time
+import uuid
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from plait.config import ConfigError, EngineArgs
+from plait.core.plan import TokenLogprobs
+from plait.core.sampling_params import SamplingParams
+from plait.core.seeds import derive_seed
+from plait.engine import messages as m
+from plait.engine.client import EngineClient, Event
+from plait.engine.outputs import (
+    CompletionDelta,
+    CompletionOutput,
+    EngineDeadError,
+    Logprob,
+    RequestOutput,
+    RequestRefused,
+)
+from plait.engine.stats import EngineStats
+from plait.models.generation import GenerationDefaults, generation_config
+from plait.models.hub import resolve_model
+from plait.text.answer import AnswerText, Piece
+from plait.text.chat import ChatError, ChatTemplate
+from plait.text.tokenizer import Tokenizer
+
+Prompt = str | Sequence[int] | Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class EngineInfo:
+    """What an engine serves."""
+
+    model: str
+    """the name clients ask for"""
+    path: Path
+    max_model_len: int
+    vocab_size: int
+    decisions: list[str]
+    generation_defaults: GenerationDefaults
+    pid: int
+    """of the engine process"""
+
+
+@dataclass(slots=True)
+class Tokenized:
+    text: str | None
+    tokens: list[int]
+
+
+class AsyncEngine:
+    """An engine process with the text layer on top. Make one with ``await AsyncEngine.start(args)``."""
+
+    def __init__(
+        self,
+        client: EngineClient,
+        info: EngineInfo,
+        tokenizer: Tokenizer | None,
+        chat_template: ChatTemplate | None,
+    ) -> None:
+        self.info = info
+        self.tokenizer = tokenizer
+        self.chat_template = chat_template
+        self._client = client
+        self._seeds = itertools.count()
+        self._live: dict[str, list[str]] = {}
+        """request id -> ids of its answers in the engine"""
+
+    @classmethod
+    async def start(
+        cls, args: EngineArgs, *, on_stage: Callable[[str], None] | None = None
+    ) -> AsyncEngine:
+        """Find the model, start the engine process and load it.
+
+        Raises:
+            ConfigError: settings that cannot hold.
+            ValueError: a model, tokenizer or template that cannot be served; all say what to do.
+            EngineDeadError: the process ended while loading.
+        """
+        stage = on_stage or (lambda text: None)
+        stage("finding the model")
+        path = await asyncio.to_thread(resolve_model, args.model, args.revision, args.download_dir)
+        stage("loading the tokenizer")
+        tokenizer = await asyncio.to_thread(_load_tokenizer, args, path)
+        template = _chat_template(args, tokenizer)
+        defaults = generation_config(path, tokenizer)
+        client = EngineClient(replace(args, model=str(path)))
+        ready = await client.start(stage)
+        info = EngineInfo(
+            model=args.served_model_name or args.model,
+            path=path,
+            max_model_len=ready.max_model_len,
+            vocab_size=ready.vocab_size,
+            decisions=ready.decisions,
+            generation_defaults=defaults,
+            pid=ready.pid,
+        )
+        return cls(client, info, tokenizer, template)
+
+    async def close(self) -> None:
+        """End the engine process. Requests that still wait get EngineDeadError."""
+        await self._client.close()
+
+    def check_health(self) -> None:
+        """Raise EngineDeadError if the engine process has ended."""
+        self._client.check()
+
+    async def stats(self) -> EngineStats:
+        """Numbers of this moment. Raises EngineDeadError."""
+        return await self._client.stats()
+
+    async def reset_prefix_cache(self) -> None:
+        """Drop what no running request holds of the prefix cache."""
+        await self._client.reset_prefix_cache()
+
+    # -- requests ---------------------------------------------------------------------------
+
+    def tokenize(self, prompt: Prompt) -> Tokenized:
+        """Token ids of a prompt in any of its forms.
+
+        Raises:
+            RequestRefused: it has none of the forms, or ids outside the vocabulary.
+        """
+        text: str | None = None
+        tokens: Any = prompt
+        if isinstance(prompt, Mapping):
+            text, tokens = prompt.get("prompt"), prompt.get("prompt_token_ids")
+            if tokens is None:
+                tokens = text
+        if isinstance(tokens, str):
+            if self.tokenizer is None:
+                raise RequestRefused("there is no tokenizer (skip_tokenizer_init); send token ids")
+            return Tokenized(tokens, self.tokenizer.encode(tokens))
+        ok = isinstance(tokens, Sequence) and all(type(t) is int for t in tokens)
+        if not ok:
+            raise RequestRefused('a prompt is a text, a list of token ids, or {"prompt_token_ids": [...]}')
+        limit = self.info.vocab_size
+        bad = next((t for t in tokens if not 0 <= t < limit), None)
+        if bad is not None:
+            raise RequestRefused(f"token id {bad} is outside the vocabulary of {limit}")
+        return Tokenized(text, list(tokens))
+
+    async def stream(
+        self,
+        prompt: Prompt,
+        params: SamplingParams,
+        *,
+        request_id: str | None = None,
+        priority: int = 0,
+        cache_salt: str | None = None,
+    ) -> AsyncGenerator[CompletionDelta, None]:
+        """The answers, delta by delta. Closing the generator ends the request and frees its memory.
+
+        Raises:
+            RequestRefused: it cannot be served as asked.
+            RequestFailed: the model gave nothing usable.
+            EngineDeadError: the engine process has ended.
+        """
+        tokenized = self.tokenize(prompt)
+        async for delta in self._stream(tokenized, params, request_id, priority, cache_salt or ""):
+            yield delta
+
+    async def generate(
+        self,
+        prompt: Prompt,
+        params: SamplingParams,
+        *,
+        request_id: str | None = None,
+        priority: int = 0,
+        cache_salt: str | None = None,
+    ) -> RequestOutput:
+        """The whole answers. Raises as ``stream``."""
+        tokenized = self.tokenize(prompt)
+        request_id = request_id or _new_id()
+        started = time.monotonic()
+        output = RequestOutput(
+            request_id=request_id,
+            prompt=tokenized.text,
+            prompt_token_ids=tokenized.tokens,
+            outputs=[CompletionOutput(index) for index in range(params.n)],
+            finished=False,
+        )
+        texts: list[list[str]] = [[] for _ in range(params.n)]
+        async for delta in self._stream(tokenized, params, request_id, priority, cache_salt or ""):
+            if output.metrics.first_token is None and delta.token_ids:
+                output.metrics.first_token = time.monotonic() - started
+            texts[delta.index].append(delta.text)
+            _gather(output, delta)
+        for completion, pieces in zip(output.outputs, texts, strict=True):
+            completion.text = "".join(pieces)
+        output.finished = True
+        output.metrics.finished = time.monotonic() - started
+        return output
+
+    def abort(self, request_id: str) -> None:
+        """End a request by its id; its stream ends with finish reason "abort"."""
+        ids = self._live.get(request_id)
+        if ids:
+            self._client.abort(ids)
+
+    async def _stream(
+        self, tokenized: Tokenized, params: SamplingParams, request_id: str | None, priority: int, salt: str
+    ) -> AsyncGenerator[CompletionDelta, None]:
+        self._client.check()
+        request_id = request_id or _new_id()
+        if request_id in self._live:
+            raise RequestRefused(f"request id {request_id!r} is in use; choose another")
+        max_tokens = self._max_tokens(len(tokenized.tokens), params)
+        seed = self._seed(params)
+        queue: asyncio.Queue[Event] = asyncio.Queue()
+        ids = [f"{request_id}-{index}" if params.n > 1 else request_id for index in range(params.n)]
+        answers = {
+            child: _Answer(index, AnswerText(self.tokenizer, tokenized.tokens, params), self, params)
+            for index, child in enumerate(ids)
+        }
+        wire = m.params_to_wire(params)
+        self._live[request_id] = ids
+        try:
+            for index, child in enumerate(ids):
+                add = m.Add(
+                    child, tokenized.tokens, wire, derive_seed(seed, index), max_tokens, priority, salt
+                )
+                await self._client.add(add, queue)
+            running = set(ids)
+            while running:
+                event = await queue.get()
+                if isinstance(event, Exception):
+                    raise event
+                answer = answers[event.request_id]
+                delta = answer.take(event)
+                if delta is None:
+                    continue
+                if delta.finish_reason is not None:
+                    running.discard(event.request_id)
+                    if event.finish_reason is None:  # a stop string: the engine does not know yet
+                        self._client.cancel([event.request_id])
+                yield delta
+        finally:
+            del self._live[request_id]
+            self._client.cancel(ids)
+
+    def _max_tokens(self, prompt_tokens: int, params: SamplingParams) -> int:
+        if params.max_tokens is not None:
+            return params.max_tokens
+        return max(1, self.info.max_model_len - prompt_tokens)
+
+    def _seed(self, params: SamplingParams) -> int:
+        """The request's seed; the engine's ``seed`` makes the unseeded ones a fixed series."""
+        if params.seed is not None:
+            return params.seed
+        base = self._client.args.seed
+        if base is None:
+            return int.from_bytes(os.urandom(8), "little")
+        return derive_seed(base, next(self._seeds) % 2**32)
+
+
+class _Answer:
+    """One of the ``n`` answers while it grows."""
+
+    def __init__(self, index: int, text: AnswerText, engine: AsyncEngine, params: SamplingParams) -> None:
+        self.index = index
+        self.text = text
+        self.tokenizer = engine.tokenizer if params.detokenize else None
+        self.params = params
+        self.over = False
+        self.first = True
+
+    def take(self, output: m.Output) -> CompletionDelta | None:
+        """What an engine output adds for the caller; None when it is all held back."""
+        if self.over:
+            return None  # tokens behind a stop string
+        piece = self._push(output)
+        reason, stop = output.finish_reason, output.stop_reason
+        if piece.stopped is None and reason is not None:
+            rest = self.text.finish()
+            piece = Piece(piece.text + rest.text, piece.tokens + rest.tokens, rest.stopped)
+        if piece.stopped is not None:
+            reason, stop = "stop", piece.stopped  # type: ignore[assignment]
+        self.over = reason is not None
+        prompt_logprobs = None
+        if output.prompt_logprobs is not None and self.index == 0:
+            prompt_logprobs = [None, *(self._logprobs(entry) for entry in output.prompt_logprobs)]
+        if not (piece.tokens or piece.text or self.over or self.first):
+            return None
+        self.first = False
+        wanted = self.params.logprobs is not None
+        return CompletionDelta(
+            index=self.index,
+            text=piece.text,
+            token_ids=tuple(token for token, _ in piece.tokens),
+            logprobs=[self._logprobs(entry) for _, entry in piece.tokens] if wanted else None,
+            finish_reason=reason,
+            stop_reason=stop,
+            num_cached_tokens=output.num_cached_tokens,
+            prompt_logprobs=prompt_logprobs,
+        )
+
+    def _push(self, output: m.Output) -> Piece:
+        whole = Piece()
+        for i, token in enumerate(output.tokens):
+            entry = output.logprobs[i] if output.logprobs else ()
+            last = i == len(output.tokens) - 1
+            visible = not (last and output.finish_reason == "stop") or self.params.include_stop_str_in_output
+            piece = self.text.push(token, entry, visible=visible)
+            whole = Piece(whole.text + piece.text, whole.tokens + piece.tokens, piece.stopped)
+            if piece.stopped is not None:
+                break
+        return whole
+
+    def _logprobs(self, entry: TokenLogprobs) -> dict[int, Logprob]:
+        tokenizer = self.tokenizer
+        return {
+            token: Logprob(logprob, rank, tokenizer.token_text(token) if tokenizer else None)
+            for token, logprob, rank in entry
+        }
+
+
+def _gather(output: RequestOutput, delta: CompletionDelta) -> None:
+    completion = output.outputs[delta.index]
+    completion.token_ids += delta.token_ids
+    if delta.logprobs is not None:
+        completion.logprobs = (completion.logprobs or []) + delta.logprobs
+        chosen = (entry[token].logprob for token, entry in zip(delta.token_ids, delta.logprobs, strict=True))
+        completion.cumulative_logprob = (completion.cumulative_logprob or 0.0) + sum(chosen)
+    if delta.finish_reason is not None:
+        completion.finish_reason, completion.stop_reason = delta.finish_reason, delta.stop_reason
+    if delta.prompt_logprobs is not None:
+        output.prompt_logprobs = delta.prompt_logprobs
+    output.num_cached_tokens = max(output.num_cached_tokens, delta.num_cached_tokens)
+
+
+def _new_id() -> str:
+    return uuid.uuid4().hex
+
+
+def _load_tokenizer(args: EngineArgs, path: Path) -> Tokenizer | None:
+    if args.skip_tokenizer_init:
+        return None
+    if args.tokenizer is None:
+        return Tokenizer.load(path)
+    return Tokenizer.load(resolve_model(args.tokenizer, args.revision, args.download_dir))
+
+
+def _chat_template(args: EngineArgs, tokenizer: Tokenizer | None) -> ChatTemplate | None:
+    """The template that was given, else the model's, else None."""
+    if tokenizer is None:
+        return None
+    given = args.chat_template
+    if given is not None:
+        if "{" not in given and "\n" not in given:
+            try:
+                given = Path(given).read_text(encoding="utf-8")
+            except OSError as fault:
+                raise ConfigError(f"chat_template={given!r} cannot be read: {fault.strerror}") from fault
+        return ChatTemplate(given, tokenizer.special_tokens_map)
+    try:
+        return ChatTemplate.of(tokenizer)
+    except ChatError:
+        if tokenizer.chat_templates:
+            raise
+        return None
+
+
+__all__ = ["AsyncEngine", "EngineDeadError", "EngineInfo", "Prompt"]

@@ -1,0 +1,242 @@
+"""A client of the engine process: starts it, talks to it, notices when it dies."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable
+
+import msgspec
+import zmq
+import zmq.asyncio
+
+from plait.config import ConfigError, EngineArgs
+from plait.engine import messages as m
+from plait.engine.outputs import EngineDeadError, RequestFailed, RequestRefused
+from plait.engine.stats import EngineStats
+
+STOP_SECONDS = 10.0
+"""How long the process may take to end by itself before it is killed."""
+
+Event = m.Output | Exception
+
+
+class EngineClient:
+    """Owns one engine process. All methods belong to the event loop that started it.
+
+    Requests are followed through queues: each event is an ``Output``, or the exception that ended the
+    request (``RequestRefused``, ``RequestFailed``, ``EngineDeadError``).
+    """
+
+    def __init__(self, args: EngineArgs) -> None:
+        self.args = args
+        self.dead: EngineDeadError | None = None
+        self.ready: m.Ready | None = None
+        self._queues: dict[str, asyncio.Queue[Event]] = {}
+        self._stats: dict[int, asyncio.Future[EngineStats]] = {}
+        self._numbers = itertools.count(1)
+        self._process: subprocess.Popen[bytes] | None = None
+        self._folder: str | None = None
+        self._context: zmq.asyncio.Context | None = None
+        self._reader: asyncio.Task[None] | None = None
+        self._closing = False
+
+    # -- start and end ----------------------------------------------------------------------
+
+    async def start(self, on_stage: Callable[[str], None] | None = None) -> m.Ready:
+        """Start the process and wait until the model is loaded.
+
+        Raises:
+            ConfigError: the settings or the model cannot be served; says why.
+            EngineDeadError: the process ended without a word.
+        """
+        self._loop = asyncio.get_running_loop()
+        self._folder = tempfile.mkdtemp(prefix="plait-")
+        address = f"ipc://{self._folder}/engine"
+        self._context = zmq.asyncio.Context()
+        self._socket = self._context.socket(zmq.DEALER)
+        self._socket.setsockopt(zmq.LINGER, 0)
+        self._died = asyncio.Event()
+        self._spawn(address)
+        self._socket.connect(address)
+        try:
+            await self._socket.send(b"")  # so that the engine knows whom to tell
+            return await self._await_ready(on_stage or (lambda text: None))
+        except BaseException:
+            await self.close()
+            raise
+
+    def _spawn(self, address: str) -> None:
+        # The engine gets a session of its own: Ctrl-C in a terminal is for the client to handle.
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "plait.engine.process"],
+            stdin=subprocess.PIPE,
+            stdout=2,  # the client's standard output is its own
+            start_new_session=True,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},
+        )
+        assert self._process.stdin is not None
+        order = {"address": address, "args": msgspec.to_builtins(self.args)}
+        self._process.stdin.write(msgspec.json.encode(order) + b"\n")
+        self._process.stdin.flush()
+        threading.Thread(target=self._watch, name="engine-watch", daemon=True).start()
+
+    def _watch(self) -> None:
+        """In a thread of its own: tell the loop when the process has ended."""
+        assert self._process is not None
+        code = self._process.wait()
+        with contextlib.suppress(RuntimeError):  # the loop may be closed already
+            self._loop.call_soon_threadsafe(self._on_exit, code)
+
+    async def _await_ready(self, on_stage: Callable[[str], None]) -> m.Ready:
+        died = asyncio.create_task(self._died.wait())
+        try:
+            while True:
+                receive = asyncio.ensure_future(self._socket.recv())
+                await asyncio.wait({receive, died}, return_when=asyncio.FIRST_COMPLETED)
+                if not receive.done():
+                    receive.cancel()
+                    assert self.dead is not None
+                    raise self.dead
+                message = m.decode_from_engine(receive.result())
+                match message:
+                    case m.Stage(text):
+                        on_stage(text)
+                    case m.StartFailed(reason):
+                        raise ConfigError(reason)
+                    case m.Ready():
+                        self.ready = message
+                        self._reader = asyncio.create_task(self._read())
+                        return message
+        finally:
+            died.cancel()
+
+    def _on_exit(self, code: int) -> None:
+        if self._closing:
+            why = "the engine was closed"
+        else:
+            ended = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with status {code}"
+            why = f"the engine process {ended}; its requests are lost, start it again"
+        self._die(why)
+
+    def _die(self, why: str) -> None:
+        """Every waiting request gets an error, now."""
+        if self.dead is None:
+            self.dead = EngineDeadError(why)
+        self._died.set()
+        for queue in self._queues.values():
+            queue.put_nowait(EngineDeadError(str(self.dead)))
+        self._queues.clear()
+        for future in self._stats.values():
+            if not future.done():
+                future.set_exception(EngineDeadError(str(self.dead)))
+        self._stats.clear()
+
+    async def close(self) -> None:
+        """End the process; requests that still wait get an error. Safe to call twice."""
+        if self._context is None:
+            return
+        self._closing = True
+        process = self._process
+        if process is not None and process.poll() is None:
+            with contextlib.suppress(Exception):
+                await self._send(m.Stop())
+            with contextlib.suppress(OSError):
+                assert process.stdin is not None
+                if self.ready is None:
+                    process.stdin.close()  # still loading: it does not read messages yet
+            await self._end(process)
+        if self._reader is not None:
+            self._reader.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._reader
+        self._die("the engine was closed")
+        self._socket.close(linger=0)
+        self._context.term()
+        self._context = None
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+    async def _end(self, process: subprocess.Popen[bytes]) -> None:
+        try:
+            await asyncio.wait_for(asyncio.to_thread(process.wait), STOP_SECONDS)
+        except TimeoutError:
+            process.kill()
+            await asyncio.to_thread(process.wait)
+        if process.stdin is not None:
+            with contextlib.suppress(OSError):
+                process.stdin.close()
+
+    # -- talking ----------------------------------------------------------------------------
+
+    async def _send(self, message: m.Message) -> None:
+        await self._socket.send(m.encode(message))
+
+    async def _read(self) -> None:
+        while True:
+            message = m.decode_from_engine(await self._socket.recv())
+            match message:
+                case m.Outputs(entries):
+                    for output in entries:
+                        self._post(output.request_id, output, over=output.finish_reason is not None)
+                case m.RequestFailed(request_id, reason, refused):
+                    error = RequestRefused(reason) if refused else RequestFailed(reason)
+                    self._post(request_id, error, over=True)
+                case m.Stats(number, stats):
+                    future = self._stats.pop(number, None)
+                    if future is not None and not future.done():
+                        future.set_result(stats)
+                case m.Crashed(reason):
+                    self._die(f"the engine process crashed: {reason}")
+
+    def _post(self, request_id: str, event: Event, over: bool) -> None:
+        queue = self._queues.pop(request_id, None) if over else self._queues.get(request_id)
+        if queue is not None:
+            queue.put_nowait(event)
+
+    def check(self) -> None:
+        """Raise EngineDeadError if the process has ended."""
+        if self.dead is not None:
+            raise EngineDeadError(str(self.dead))
+
+    async def add(self, message: m.Add, queue: asyncio.Queue[Event]) -> None:
+        """Send a request; its events go to ``queue``."""
+        self.check()
+        if message.request_id in self._queues:
+            raise RequestRefused(f"request id {message.request_id!r} is in use; choose another")
+        self._queues[message.request_id] = queue
+        await self._send(message)
+
+    def cancel(self, request_ids: list[str]) -> None:
+        """Forget requests; nothing more comes to their queues."""
+        live = [r for r in request_ids if self._queues.pop(r, None) is not None]
+        if live and self.dead is None and self._context is not None:
+            self._socket.send(m.encode(m.Cancel(live)))
+
+    def abort(self, request_ids: list[str]) -> None:
+        """End requests; whoever follows them gets a last output with finish reason "abort"."""
+        for request_id in request_ids:
+            queue = self._queues.get(request_id)
+            if queue is not None:
+                self.cancel([request_id])
+                queue.put_nowait(m.Output(request_id, (), (), None, "abort", None, 0))
+
+    async def stats(self) -> EngineStats:
+        self.check()
+        number = next(self._numbers)
+        future: asyncio.Future[EngineStats] = asyncio.get_running_loop().create_future()
+        self._stats[number] = future
+        await self._send(m.AskStats(number))
+        return await future
+
+    async def reset_prefix_cache(self) -> None:
+        self.check()
+        await self._send(m.ResetPrefixCache())

@@ -1,0 +1,76 @@
+"""How much memory there is, and how much of it is ours. Linux; elsewhere what the system tells."""
+
+from __future__ import annotations
+
+import re
+import resource
+import sys
+from pathlib import Path
+
+_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
+_UNITS |= {"ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
+
+
+def parse_bytes(text: int | str) -> int:
+    """Bytes from a number or a text such as "2GiB", "1.5G" or "800 MB".
+
+    Raises:
+        ValueError: it is neither.
+    """
+    match = re.fullmatch(r"\s*([\d.]+)\s*([kmgt]?i?)b?\s*", str(text), re.IGNORECASE)
+    unit = match[2].lower() if match else None
+    if match is None or unit not in _UNITS or match[1].count(".") > 1 or match[1] == ".":
+        raise ValueError(f"{text!r} is no amount of memory; write bytes, or for example 2GiB")
+    return int(float(match[1]) * _UNITS[unit])
+
+
+def in_words(amount: float) -> str:
+    """Bytes for people: "1.50 GiB"."""
+    for unit in ("bytes", "KiB", "MiB", "GiB"):
+        if abs(amount) < 1024:
+            return f"{amount:.0f} {unit}" if unit == "bytes" else f"{amount:.2f} {unit}"
+        amount /= 1024
+    return f"{amount:.2f} TiB"
+
+
+def memory_bytes() -> int:
+    """Memory of this process: proportional set size, or the peak resident size where that is unknown."""
+    try:
+        for line in Path("/proc/self/smaps_rollup").read_text().splitlines():
+            if line.startswith("Pss:"):
+                return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
+
+
+def available_bytes() -> int | None:
+    """Memory that can be had without swapping: the system's, or what is left of this group's limit."""
+    system = _system_available()
+    group = _group_left()
+    known = [amount for amount in (system, group) if amount is not None]
+    return min(known) if known else None
+
+
+def _system_available() -> int | None:
+    try:
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    return None
+
+
+def _group_left() -> int | None:
+    """What a container's memory limit leaves (control groups, version 2, then 1)."""
+    for limit, usage in (
+        ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
+        ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
+    ):
+        try:
+            return max(0, int(Path(limit).read_text()) - int(Path(usage).read_text()))
+        except (OSError, ValueError):
+            continue  # absent, or "max": no limit
+    return None

@@ -1,0 +1,196 @@
+"""The engine's own process: ``python -m plait.engine.process``.
+
+Its settings come as one line of JSON on standard input, which then stays open as a lifeline: when it
+closes, the parent is gone and the process ends. Everything else goes over a ZeroMQ socket.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import traceback
+from collections import defaultdict
+from typing import TYPE_CHECKING
+
+import msgspec
+import zmq
+
+from plait.config import ConfigError, EngineArgs
+from plait.core.scheduler import Refused
+from plait.engine import messages as m
+
+if TYPE_CHECKING:
+    from plait.engine.core import EngineCore, StepOutcome
+
+IDLE_MS = 1000
+"""Longest sleep without work."""
+
+
+class StartOrder(msgspec.Struct):
+    """The line on standard input."""
+
+    address: str
+    args: EngineArgs
+
+
+class EngineProcess:
+    """Serves clients over one ROUTER socket and steps the engine in between."""
+
+    def __init__(self, socket: zmq.Socket[bytes]) -> None:
+        self.socket = socket
+        self.core: EngineCore | None = None
+        self.owner_of: dict[str, bytes] = {}
+        """request id -> the client that sent it"""
+        self.running = True
+
+    # -- start ------------------------------------------------------------------------------
+
+    def start(self, args: EngineArgs) -> bool:
+        """Load the model, telling the first client how it goes. False if it cannot be served."""
+        # The imports cost seconds: the client is told before they begin.
+        client = self.socket.recv_multipart()[0]
+
+        def stage(text: str) -> None:
+            self.send(client, m.Stage(text))
+
+        stage("importing torch")
+        from plait.engine.load import load_engine
+
+        try:
+            self.core = load_engine(args, stage)
+        except (ConfigError, ValueError, MemoryError, OSError) as fault:
+            if not isinstance(fault, ConfigError | ValueError):
+                traceback.print_exc()
+            self.send(client, m.StartFailed(str(fault) or type(fault).__name__))
+            return False
+        resolved = self.core.resolved
+        self.send(
+            client,
+            m.Ready(
+                max_model_len=resolved.max_model_len,
+                vocab_size=resolved.config.vocab_size,
+                decisions=[str(decision) for decision in resolved.decisions],
+                pid=os.getpid(),
+                end_token_ids=list(resolved.generation.eos_token_ids),
+            ),
+        )
+        return True
+
+    # -- loop -------------------------------------------------------------------------------
+
+    def serve(self) -> None:
+        assert self.core is not None
+        while self.running:
+            self.receive(0 if self.core.has_work else IDLE_MS)
+            if self.running and self.core.has_work:
+                self.deliver(self.core.step())
+
+    def receive(self, timeout_ms: int) -> None:
+        """Handle all messages that are there; wait up to ``timeout_ms`` for a first one."""
+        while self.running and self.socket.poll(timeout_ms):
+            timeout_ms = 0
+            client, body = self.socket.recv_multipart()
+            if body:
+                self.handle(client, m.decode_from_client(body))
+
+    def handle(self, client: bytes, message: m.FromClient) -> None:
+        core = self.core
+        assert core is not None
+        match message:
+            case m.Add():
+                self.add(client, message)
+            case m.Cancel(request_ids):
+                for request_id in request_ids:
+                    core.cancel(request_id)
+                    self.owner_of.pop(request_id, None)
+            case m.AskStats(number):
+                self.send(client, m.Stats(number, core.stats()))
+            case m.ResetPrefixCache():
+                core.reset_prefix_cache()
+            case m.Stop():
+                self.running = False
+
+    def add(self, client: bytes, message: m.Add) -> None:
+        assert self.core is not None
+        try:
+            self.core.add(
+                message.request_id,
+                message.tokens,
+                m.params_from_wire(message.params),
+                seed=message.seed,
+                max_tokens=message.max_tokens,
+                priority=message.priority,
+                cache_salt=message.cache_salt,
+            )
+        except (Refused, ValueError) as fault:
+            self.send(client, m.RequestFailed(message.request_id, str(fault), refused=True))
+        else:
+            self.owner_of[message.request_id] = client
+
+    def deliver(self, outcome: StepOutcome) -> None:
+        """Send each client what the step did for its requests."""
+        entries: defaultdict[bytes, list[m.Output]] = defaultdict(list)
+        for p in outcome.progress:
+            over = p.finish_reason is not None
+            owner = self.owner_of.pop(p.request_id) if over else self.owner_of[p.request_id]
+            entries[owner].append(
+                m.Output(
+                    p.request_id, p.tokens, p.logprobs, p.prompt_logprobs,
+                    p.finish_reason, p.stop_reason, p.num_cached_tokens,
+                )
+            )  # fmt: skip
+        for client, outputs in entries.items():
+            self.send(client, m.Outputs(outputs))
+        for request_id, reason in outcome.failed.items():
+            self.send(self.owner_of.pop(request_id), m.RequestFailed(request_id, reason, refused=False))
+
+    def send(self, client: bytes, message: m.Message) -> None:
+        self.socket.send_multipart((client, m.encode(message)))
+
+    def crash(self, reason: str) -> None:
+        """Tell every client that waits."""
+        for client in set(self.owner_of.values()):
+            self.send(client, m.Crashed(reason))
+
+
+def watch_lifeline() -> None:
+    """End the process when standard input closes: the parent is gone."""
+    while os.read(0, 4096):
+        pass
+    os._exit(0)
+
+
+def main() -> int:
+    line = b""
+    while not line.endswith(b"\n"):  # unbuffered, so that the lifeline's thread owns what follows
+        byte = os.read(0, 1)
+        if not byte:
+            return 1
+        line += byte
+    order = msgspec.json.decode(line, type=StartOrder)
+    threading.Thread(target=watch_lifeline, name="lifeline", daemon=True).start()
+    context = zmq.Context()
+    socket = context.socket(zmq.ROUTER)
+    socket.setsockopt(zmq.LINGER, 500)
+    socket.bind(order.address)
+    process = EngineProcess(socket)
+    try:
+        if not process.start(order.args):
+            return 2
+        process.serve()
+        return 0
+    except KeyboardInterrupt:
+        return 130
+    except Exception as fault:
+        traceback.print_exc()
+        process.crash(f"{type(fault).__name__}: {fault}")
+        return 1
+    finally:
+        if process.core is not None:
+            process.core.close()
+        context.destroy(linger=500)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

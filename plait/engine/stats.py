@@ -1,0 +1,48 @@
+"""Numbers of an engine at one moment, and totals since its start."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(slots=True)
+class EngineStats:
+    running: int = 0
+    """requests that take part in steps"""
+    waiting: int = 0
+
+    pages_total: int = 0
+    """the whole arena, in pages"""
+    pages_free: int = 0
+    pages_cached: int = 0
+    pages_used: int = 0
+    pages_lent: int = 0
+    pages_as_states: int = 0
+    """pages' worth of slabs that hold state units"""
+    states_used: int = 0
+    states_cached: int = 0
+    """snapshots"""
+    states_lent: int = 0
+    arena_bytes: int = 0
+    weight_bytes: int = 0
+    memory_bytes: int = 0
+    """proportional set size of the engine process"""
+
+    steps_total: int = 0
+    step_seconds_total: float = 0.0
+    prompt_tokens_total: int = 0
+    """prompt tokens of requests that were admitted"""
+    cached_tokens_total: int = 0
+    """of these, found in the prefix cache"""
+    computed_tokens_total: int = 0
+    generation_tokens_total: int = 0
+    preemptions_total: int = 0
+    requests_total: dict[str, int] = field(default_factory=dict)
+    """ended requests by finish reason"""
+    prefix_hits_total: dict[str, int] = field(default_factory=dict)
+    """admissions by the kind of snapshot they restored; "page" without recurrent layers, "none" a miss"""
+    snapshots_taken_total: dict[str, int] = field(default_factory=dict)
+    snapshots_evicted_total: int = 0
+    pages_evicted_total: int = 0
+    units_moved_total: int = 0
+    exports_skipped_total: int = 0

@@ -1,0 +1,115 @@
+"""Errors in OpenAI's shape: ``{"error": {message, type, param, code}}``."""
+
+from __future__ import annotations
+
+import logging
+from difflib import get_close_matches
+from typing import Any
+
+import msgspec
+from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+
+from plait.engine.outputs import EngineDeadError, RequestFailed, RequestRefused
+
+log = logging.getLogger(__name__)
+
+_TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    404: "not_found_error",
+    405: "invalid_request_error",
+    503: "service_unavailable_error",
+}
+
+
+class APIError(Exception):
+    """An answer that is an error: HTTP status, message, and the field it is about."""
+
+    def __init__(self, status: int, message: str, param: str | None = None, code: str | None = None):
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.param = param
+        self.code = code
+
+    def body(self) -> bytes:
+        kind = _TYPES.get(self.status, "internal_server_error" if self.status >= 500 else _TYPES[400])
+        error = {
+            "message": self.message,
+            "type": kind,
+            "param": self.param,
+            "code": self.code or self.status,
+        }
+        return msgspec.json.encode({"error": error})
+
+    def response(self) -> Response:
+        return Response(self.body(), status_code=self.status, media_type="application/json")
+
+
+def as_api_error(error: Exception) -> APIError:
+    """The answer owed for an exception that came out of serving a request."""
+    if isinstance(error, APIError):
+        return error
+    if isinstance(error, EngineDeadError):
+        return APIError(503, str(error) or "the engine process has ended", code="engine_dead")
+    if isinstance(error, RequestRefused):
+        return APIError(400, str(error))
+    if isinstance(error, RequestFailed):
+        return APIError(500, str(error))
+    log.error("a request failed", exc_info=error)
+    return APIError(500, f"internal error: {type(error).__name__}: {error}")
+
+
+def install(app: FastAPI) -> None:
+    """Make every error that leaves ``app`` one in OpenAI's shape."""
+
+    async def validation(request: Request, error: Exception) -> Response:
+        assert isinstance(error, RequestValidationError)
+        return _from_validation(error, request).response()
+
+    async def http(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        message = error.detail
+        if error.status_code in (404, 405):
+            message = f"{request.method} {request.url.path}: {message}"
+        return APIError(error.status_code, message).response()
+
+    async def known(request: Request, error: Exception) -> Response:
+        return as_api_error(error).response()
+
+    app.add_exception_handler(RequestValidationError, validation)
+    app.add_exception_handler(HTTPException, http)
+    for kind in (APIError, EngineDeadError, RequestFailed, RequestRefused):
+        app.add_exception_handler(kind, known)
+    app.add_exception_handler(Exception, known)
+
+
+def unknown_field(name: str, known: list[str]) -> str:
+    """Message about a field that no request has, with the nearest one that exists."""
+    near = get_close_matches(name, known, n=1)
+    return f"unknown field {name!r}" + (f"; did you mean {near[0]!r}?" if near else "")
+
+
+def _from_validation(error: RequestValidationError, request: Request) -> APIError:
+    first: dict[str, Any] = dict(error.errors()[0])
+    kind = first["type"]
+    where = [str(p) for p in first["loc"][1:]]
+    if kind == "json_invalid":
+        reason = first.get("ctx", {}).get("error", first["msg"])
+        return APIError(400, f"the body is not valid JSON: {reason} at character {first['loc'][-1]}")
+    if not where and kind in ("missing", "model_attributes_type"):
+        hint = ""
+        if "json" not in request.headers.get("content-type", ""):
+            hint = "; send it with Content-Type: application/json"
+        return APIError(400, f"the body must be a JSON object{hint}")
+    if kind == "not_served":
+        return APIError(400, first["msg"], param=first["ctx"]["field"])
+    param = ".".join(where)
+    if kind == "missing":
+        return APIError(400, f"{param} is missing", param=param)
+    if kind == "extra_forbidden":
+        return APIError(400, f"unknown field {param!r}", param=param)
+    # Unions report one fault per member under "field.member"; the field itself is what the user sent.
+    return APIError(400, f"{param}: {first['msg']}", param=where[0])

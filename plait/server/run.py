@@ -1,0 +1,132 @@
+"""Running the server: load the model, serve until told to stop, leave nothing behind."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import signal
+import socket
+import sys
+from collections.abc import Callable, Coroutine, Iterator
+from typing import TYPE_CHECKING, Any
+
+import uvicorn
+
+from plait.config import EngineArgs
+from plait.server.app import create_app
+from plait.server.settings import ServerSettings
+
+if TYPE_CHECKING:
+    from plait.engine.async_engine import AsyncEngine
+
+
+def run(coroutine: Coroutine[Any, Any, None]) -> None:
+    """Run on uvloop where there is one."""
+    factory = None
+    if sys.platform != "win32":
+        import uvloop
+
+        factory = uvloop.new_event_loop
+    with asyncio.Runner(loop_factory=factory) as runner:
+        runner.run(coroutine)
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """The socket to serve on. Bound before the model is loaded: a port in use should not cost a load.
+
+    Raises:
+        ValueError: the address cannot be had.
+    """
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        sock = socket.socket(family, kind, protocol)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind(address)
+    except OSError as error:
+        hint = "; choose another --port, or end what listens there" if error.errno == errno.EADDRINUSE else ""
+        raise ValueError(f"cannot listen on {host}:{port}: {error.strerror or error}{hint}") from None
+    return sock
+
+
+async def serve(
+    args: EngineArgs,
+    settings: ServerSettings,
+    *,
+    on_stage: Callable[[str], None] | None = None,
+    on_ready: Callable[[AsyncEngine, str], None] | None = None,
+) -> None:
+    """Load the model and serve it until SIGTERM or SIGINT; the engine process ends before this returns.
+
+    Args:
+        on_stage: told the name of each stage of loading as it begins.
+        on_ready: told the engine and the server's address, once it takes requests.
+
+    Raises:
+        ValueError: settings or a model that cannot work.
+    """
+    from plait.engine.async_engine import AsyncEngine
+
+    sock = bind(settings.host, settings.port)
+    task = asyncio.current_task()
+    assert task is not None
+    with contextlib.closing(sock), _Signals(task.cancel) as signals:
+        try:
+            engine = await AsyncEngine.start(args, on_stage=on_stage)
+        except asyncio.CancelledError:
+            return  # told to stop while loading
+        try:
+            config = uvicorn.Config(
+                create_app(engine, settings),
+                log_level=settings.log_level,
+                access_log=False,
+                timeout_graceful_shutdown=max(1, round(settings.shutdown_timeout)),
+            )
+            server = _Server(config)
+            signals.action = server.stop
+            serving = asyncio.ensure_future(server.serve(sockets=[sock]))
+            while not (server.started or serving.done()):
+                await asyncio.sleep(0.01)
+            if on_ready is not None and not serving.done():
+                on_ready(engine, _url(sock))
+            await serving
+        finally:
+            await engine.close()
+
+
+def _url(sock: socket.socket) -> str:
+    host, port = sock.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+class _Server(uvicorn.Server):
+    """uvicorn, without its signal handlers: they would kill this process before the engine is closed."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+    def stop(self) -> None:
+        """Take no new requests and end with the last one; at once, when told a second time."""
+        self.force_exit = self.should_exit
+        self.should_exit = True
+
+
+class _Signals:
+    """Calls ``action`` on SIGINT and SIGTERM."""
+
+    _numbers = (signal.SIGINT, signal.SIGTERM)
+
+    def __init__(self, action: Callable[[], object]):
+        self.action = action
+
+    def __enter__(self) -> _Signals:
+        for number in self._numbers:
+            asyncio.get_running_loop().add_signal_handler(number, lambda: self.action())
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number in self._numbers:
+            asyncio.get_running_loop().remove_signal_handler(number)

@@ -1,0 +1,92 @@
+"""The one allocation that holds pages, states and snapshots."""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import sys
+
+import torch
+
+from plait.core.geometry import Geometry
+from plait.core.plan import Kind
+
+_MAP_NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000 if sys.platform == "linux" else 0)
+"""Named by Python from 3.13 on; the value is Linux's."""
+
+
+class Arena:
+    """A flat run of bytes, cut by ``geometry``.
+
+    Nothing is ever zeroed: what a unit holds before it is written means nothing. On the CPU the memory is
+    committed as it is touched, in huge pages where the system gives them.
+
+    Attributes:
+        data: uint8 [num_slabs * slab_bytes].
+
+    Raises:
+        ValueError: ``geometry`` holds no slab.
+        MemoryError: the system refuses so much address space (CPU); torch raises its own on a GPU.
+    """
+
+    def __init__(self, geometry: Geometry, device: torch.device | str = "cpu") -> None:
+        self.geometry = geometry
+        self.device = torch.device(device)
+        size = geometry.num_slabs * geometry.slab_bytes
+        if size == 0:
+            raise ValueError(
+                f"an arena of {geometry.arena_bytes:,} bytes holds no slab of {geometry.slab_bytes:,}; "
+                "give it more memory"
+            )
+        self._mapping = _map(size) if self.device.type == "cpu" else None
+        if self._mapping is None:
+            self.data = torch.empty(size, dtype=torch.uint8, device=self.device)
+        else:
+            self.data = torch.frombuffer(self._mapping, dtype=torch.uint8)
+
+    def page(self, index: int) -> torch.Tensor:
+        """uint8 [page_bytes]: a view of one page."""
+        return self._unit(Kind.PAGE, index)
+
+    def state(self, index: int) -> torch.Tensor:
+        """uint8 [state_bytes]: a view of one state unit."""
+        return self._unit(Kind.STATE, index)
+
+    def copy(self, kind: Kind, source: int, target: int) -> None:
+        """Copy one whole unit over another of the same kind.
+
+        Raises:
+            IndexError: there is no such unit.
+        """
+        self._unit(kind, target).copy_(self._unit(kind, source))
+
+    def close(self) -> None:
+        """Give the memory back. Views that others still hold must not be read any more."""
+        self.data = torch.empty(0, dtype=torch.uint8)
+        if self._mapping is not None:
+            if hasattr(mmap, "MADV_DONTNEED"):  # at once, even while views keep the mapping alive
+                self._mapping.madvise(mmap.MADV_DONTNEED)
+            self._mapping = None
+
+    def _unit(self, kind: Kind, index: int) -> torch.Tensor:
+        g = self.geometry
+        if kind == Kind.PAGE:
+            count, stride, size = g.num_pages, g.page_bytes, g.page_bytes
+        else:
+            count, stride, size = g.num_states, g.state_stride, g.state_bytes
+        if not 0 <= index < count:
+            raise IndexError(f"{kind.name.lower()} {index}: the arena holds {count} of them, from 0 up")
+        start = index * stride  # a Python integer: no 32-bit overflow
+        return self.data[start : start + size]
+
+
+def _map(size: int) -> mmap.mmap:
+    """Private anonymous memory without backing: pages that nobody touches cost nothing."""
+    try:
+        mapping = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE)
+    except (OSError, OverflowError) as error:
+        raise MemoryError(f"the system refuses an arena of {size:,} bytes ({error}); ask for less") from error
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        with contextlib.suppress(OSError):  # a system built without huge pages: small ones serve as well
+            mapping.madvise(mmap.MADV_HUGEPAGE)
+    return mapping

@@ -1,0 +1,163 @@
+"""Executes step plans: the one place where plans become tensors and logits become tokens."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Protocol
+
+import torch
+
+from plait.core.plan import Admission, Chunk, ChunkResult, StepPlan, StepResult, TokenLogprobs
+from plait.kernels.batch import Batch
+from plait.kernels.layout import CacheViews
+from plait.worker.arena import Arena
+from plait.worker.batching import PlanError, build_batch, check_chunks
+from plait.worker.logprobs import token_logprobs
+from plait.worker.request import RequestState
+from plait.worker.sampler import Row, sample
+
+
+class Model(Protocol):
+    def forward(self, batch: Batch, caches: CacheViews) -> torch.Tensor:
+        """Logits, float32 [R, vocabulary], of ``batch.logit_rows``; reads and advances the cache."""
+        ...
+
+
+class BadLogits(RuntimeError):
+    """The model gave NaN, +inf, or nothing above -inf, for some requests; the step's others are whole.
+
+    Attributes:
+        request_ids: requests without a usable result; end them.
+        result: the step's result, in which their chunks have no tokens and no log-probabilities.
+    """
+
+    def __init__(self, request_ids: tuple[str, ...], result: StepResult) -> None:
+        super().__init__(
+            f"step {result.step}: logits of {', '.join(request_ids)} are not finite; the weights may be "
+            "damaged, or overflow in their dtype: try dtype float32"
+        )
+        self.request_ids = request_ids
+        self.result = result
+
+
+class ModelRunner:
+    """Runs a model over an arena, step by step, and samples.
+
+    Args:
+        model: gives logits for a flat batch.
+        caches: views of ``arena`` for the model.
+        arena: pages and states.
+        vocab_size: columns of the logits.
+        device: of the model's tensors.
+    """
+
+    def __init__(
+        self, model: Model, caches: CacheViews, arena: Arena, *, vocab_size: int, device: torch.device | str
+    ) -> None:
+        self._model = model
+        self._caches = caches
+        self._arena = arena
+        self._vocab_size = vocab_size
+        self._device = torch.device(device)
+        self._requests: dict[str, RequestState] = {}
+        self._step = 0
+
+    @torch.inference_mode()
+    def execute(self, plan: StepPlan) -> StepResult:
+        """Run one step, in the order that ``plait.core.plan`` gives.
+
+        Raises:
+            PlanError: the plan is inconsistent.
+            BadLogits: some requests have no usable logits; carries the result of the others.
+        """
+        if plan.step != self._step + 1:
+            raise PlanError(f"step {plan.step} was planned, but step {self._step + 1} is next")
+        self._step = plan.step
+        for request_id in plan.ended:
+            if self._requests.pop(request_id, None) is None:
+                raise PlanError(f"step {plan.step} ends request {request_id!r}, which is not admitted")
+        for admission in plan.admitted:
+            self._admit(admission)
+        check_chunks(plan.chunks, self._requests, self._arena.geometry)
+        for copy in plan.copies:
+            self._arena.copy(copy.kind, copy.source, copy.target)
+        if not plan.chunks:
+            return StepResult(plan.step)
+        scored = [_scored_positions(chunk, self._requests[chunk.request_id]) for chunk in plan.chunks]
+        wanted = [
+            [*positions, *((chunk.end - 1,) if chunk.sample else ())]
+            for positions, chunk in zip(scored, plan.chunks, strict=True)
+        ]
+        batch = build_batch(
+            plan.chunks,
+            wanted,
+            num_pages=self._arena.geometry.num_pages,
+            vocab_size=self._vocab_size,
+            device=self._device,
+        )
+        logits = self._model.forward(batch, self._caches)
+        return self._results(plan, scored, logits)
+
+    def _admit(self, admission: Admission) -> None:
+        if admission.request_id in self._requests:
+            raise PlanError(f"request {admission.request_id!r} is admitted already; end it first")
+        if not 1 <= admission.num_prompt_tokens <= len(admission.tokens):
+            raise PlanError(
+                f"request {admission.request_id!r} has {admission.num_prompt_tokens} prompt tokens "
+                f"among {len(admission.tokens)} tokens; there must be at least one, and no more than tokens"
+            )
+        self._requests[admission.request_id] = RequestState(admission, self._vocab_size)
+
+    def _results(self, plan: StepPlan, scored: list[range], logits: torch.Tensor) -> StepResult:
+        """Sample, and score prompts. ``logits``: for each chunk its scored rows, then the sampled one."""
+        states = [self._requests[chunk.request_id] for chunk in plan.chunks]
+        ends = itertools.accumulate(len(p) + c.sample for p, c in zip(scored, plan.chunks, strict=True))
+        sampled = [
+            (end - 1, Row(state, chunk.end))
+            for end, state, chunk in zip(ends, states, plan.chunks, strict=True)
+            if chunk.sample
+        ]
+        at, rows = [row for row, _ in sampled], [row for _, row in sampled]
+        samples = sample(logits if len(at) == len(logits) else logits[at], rows)
+        drawn = zip(samples.tokens, samples.logprobs, strict=True)
+
+        results, bad, first = [], [], 0
+        for chunk, state, positions in zip(plan.chunks, states, scored, strict=True):
+            size = len(positions)
+            prompt = _score_prompt(state, chunk.start, logits[first : first + size])
+            first += size + chunk.sample
+            token, entry = next(drawn) if chunk.sample else (None, None)
+            if prompt is None or (chunk.sample and token is None):
+                bad.append(chunk.request_id)
+                results.append(ChunkResult(chunk.request_id))
+                continue
+            if token is not None:
+                state.append(token)
+            tokens = () if token is None else (token,)
+            logprobs = () if entry is None else (entry,)
+            results.append(ChunkResult(chunk.request_id, tokens, logprobs, prompt))
+        result = StepResult(plan.step, tuple(results))
+        if bad:
+            raise BadLogits(tuple(bad), result)
+        return result
+
+
+def _scored_positions(chunk: Chunk, state: RequestState) -> range:
+    """Positions of the chunk whose next token belongs to the prompt and shall be scored."""
+    if state.params.prompt_logprobs is None:
+        return range(0)
+    return range(chunk.start, max(chunk.start, min(chunk.end, state.num_prompt_tokens - 1)))
+
+
+def _score_prompt(state: RequestState, start: int, logits: torch.Tensor) -> tuple[TokenLogprobs, ...] | None:
+    """Log-probabilities of the prompt tokens from ``start + 1`` on, by ``logits`` [S, V] of the ones before.
+
+    None where a row has no finite maximum.
+    """
+    count = logits.shape[0]
+    if count == 0:
+        return ()
+    if not bool(logits.amax(-1).isfinite().all()):
+        return None
+    alternatives = state.params.prompt_logprobs or 0
+    return tuple(token_logprobs(logits, state.tokens[start + 1 : start + 1 + count], [alternatives] * count))

@@ -1,0 +1,336 @@
+"""Symbolic memory: a worker without a model that finds corruption, not only leaks.
+
+Each token position of a request has a *digest*, a number that depends on every token up to it: what a
+real model's KV entry or recurrent state is a function of. The fake worker writes digests into pages and
+states where a model would write numbers, and asserts before every read that it finds what the request
+should see. The sampled token is a function of the last digest, so answers can be compared with those of
+a run that was never disturbed.
+
+Steps run late and in order, as a device's would; an outside actor borrows memory and writes it at once,
+out of order.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from dataclasses import dataclass, field
+
+from plait.core.arena import Unit
+from plait.core.cache import Cache
+from plait.core.geometry import Geometry
+from plait.core.plan import Chunk, ChunkResult, Kind, StepPlan, StepResult
+from plait.core.request import Request
+from plait.core.sampling_params import SamplingParams
+from plait.core.scheduler import Refused, Scheduler, SchedulerConfig
+
+VOCABULARY = 50
+
+
+class Corruption(AssertionError):
+    """A read found something else than the request should see."""
+
+
+def digests(tokens, known=()) -> list[int]:
+    """One digest per prefix: ``digests(t)[i]`` stands for tokens 0..i."""
+    out = list(known)
+    last = out[-1] if out else 0
+    for token in tokens[len(out) :]:
+        last = hash((last, token))
+        out.append(last)
+    return out
+
+
+def next_token(last: int) -> int:
+    return last % VOCABULARY
+
+
+def answer(prompt: list[int], max_tokens: int, ends: frozenset[int]) -> list[int]:
+    """What an undisturbed run says."""
+    tokens = list(prompt)
+    trail: list[int] = []
+    while len(tokens) - len(prompt) < max_tokens:
+        trail = digests(tokens, trail)
+        tokens.append(next_token(trail[-1]))
+        if tokens[-1] in ends:
+            break
+    return tokens[len(prompt) :]
+
+
+class SymbolicWorker:
+    """Executes plans on memory that holds digests. ``truth`` maps request ids to their tokens."""
+
+    def __init__(self, geometry: Geometry) -> None:
+        self.geometry = geometry
+        self.bytes: dict[int, object] = {}
+        """arena page -> list of digests, or the owner's mark; a state covers its slab's pages"""
+        self.states: dict[int, int | None] = {}
+        self.trails: dict[str, list[int]] = {}
+        self.tokens: dict[str, list[int]] = {}
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        for request_id in plan.ended:
+            if self.tokens.pop(request_id, None) is None:
+                raise Corruption(f"{request_id} ends but never began")
+            del self.trails[request_id]
+        for admission in plan.admitted:
+            self.tokens[admission.request_id] = list(admission.tokens)
+            self.trails[admission.request_id] = digests(admission.tokens)
+        for copy in plan.copies:
+            if copy.kind is Kind.PAGE:
+                self.write_page(copy.target, list(self.read_page(copy.source)))
+            else:
+                self.write_state(copy.target, self.states.get(copy.source))
+        return StepResult(plan.step, tuple(self.compute(chunk) for chunk in plan.chunks))
+
+    # -- memory: pages and states lie over the same bytes -----------------------------------
+
+    def read_page(self, page: int) -> list[int | None]:
+        content = self.bytes.get(page)
+        return content if isinstance(content, list) else [None] * self.geometry.page_size
+
+    def write_page(self, page: int, content: list[int | None]) -> None:
+        self.states.pop(self.state_over(page), None)
+        if self.geometry.slab_states > 1:
+            self.clobber_states(page)
+        self.bytes[page] = content
+
+    def state_over(self, page: int) -> int:
+        return page // self.geometry.slab_pages * self.geometry.slab_states
+
+    def clobber_states(self, page: int) -> None:
+        first = self.state_over(page)
+        for state in range(first, first + self.geometry.slab_states):
+            self.states.pop(state, None)
+
+    def write_state(self, state: int, content: int | None) -> None:
+        slab = state // self.geometry.slab_states
+        for page in range(slab * self.geometry.slab_pages, (slab + 1) * self.geometry.slab_pages):
+            self.bytes.pop(page, None)
+        self.states[state] = content
+
+    def write_unit(self, unit: Unit, mark: int) -> None:
+        """An outside actor writes all of a unit."""
+        if unit.kind is Kind.PAGE:
+            self.write_page(unit.index, [mark] * self.geometry.page_size)
+        else:
+            self.write_state(unit.index, mark)
+
+    def holds(self, unit: Unit, mark: int) -> bool:
+        if unit.kind is Kind.PAGE:
+            return self.read_page(unit.index) == [mark] * self.geometry.page_size
+        return self.states.get(unit.index) == mark
+
+    # -- one chunk --------------------------------------------------------------------------
+
+    def compute(self, chunk: Chunk) -> ChunkResult:
+        size = self.geometry.page_size
+        tokens = self.tokens[chunk.request_id]
+        trail = self.trails[chunk.request_id]
+        if tuple(tokens[chunk.start : chunk.end]) != chunk.tokens:
+            raise Corruption(f"{chunk.request_id}: the plan has other tokens than the request")
+        if chunk.end % self.geometry.state_grid and chunk.end != len(tokens):
+            raise Corruption(f"{chunk.request_id}: a chunk ends at {chunk.end}, off the grid")
+        if chunk.sample != (chunk.end == len(tokens)):
+            raise Corruption(f"{chunk.request_id}: samples at {chunk.end} of {len(tokens)}")
+        for i in range(-(-chunk.start // size)):
+            want = trail[i * size : min((i + 1) * size, chunk.start)]
+            if self.read_page(chunk.pages[i])[: len(want)] != want:
+                raise Corruption(f"{chunk.request_id}: page {i} (unit {chunk.pages[i]}) holds something else")
+        self.read_and_write_state(chunk, trail)
+        for position in range(chunk.start, chunk.end):
+            page = chunk.pages[position // size]
+            content = self.read_page(page)
+            content[position % size] = trail[position]
+            self.write_page(page, content)
+        if not chunk.sample:
+            return ChunkResult(chunk.request_id)
+        token = next_token(trail[-1])
+        tokens.append(token)
+        trail[:] = digests(tokens, trail)
+        return ChunkResult(chunk.request_id, (token,))
+
+    def read_and_write_state(self, chunk: Chunk, trail: list[int]) -> None:
+        if chunk.slot is None:
+            return
+        if chunk.start and self.states.get(chunk.slot) != trail[chunk.start - 1]:
+            raise Corruption(f"{chunk.request_id}: the state is not the one at {chunk.start}")
+        self.write_state(chunk.slot, trail[chunk.end - 1])
+        for export in chunk.exports:
+            if not chunk.start < export.position <= chunk.end:
+                raise Corruption(f"{chunk.request_id}: export at {export.position} outside the chunk")
+            self.write_state(export.state, trail[export.position - 1])
+
+
+@dataclass
+class World:
+    """A scheduler, a symbolic worker, clients and an outside actor, driven by one random seed."""
+
+    seed: int
+    depth: int = 1
+    """steps in flight at most"""
+    make_cache: type[Cache] = Cache
+    make_scheduler: type[Scheduler] = Scheduler
+    check_every: int = 1
+    rng: random.Random = field(init=False)
+    expected: dict[str, tuple[list[int], int, frozenset[int]]] = field(default_factory=dict)
+    answers: dict[str, list[int]] = field(default_factory=dict)
+    loans: list[tuple[Unit, int]] = field(default_factory=list)
+    steps: int = 0
+    finished: int = 0
+    refused: int = 0
+    idle: int = 0
+
+    def __post_init__(self) -> None:
+        rng = self.rng = random.Random(self.seed)
+        grid = rng.choice([1, 1, 4])
+        page_size = rng.choice([2, 4, 8])
+        page_bytes = 64 * rng.choice([1, 4])
+        state_bytes = rng.choice([0, 10, 64, 200, 600])
+        slabs = rng.choice([6, 12, 30, 100])
+        geometry = Geometry(page_size, page_bytes, state_bytes, grid, 0)
+        arena = geometry.slab_bytes * slabs * (3 if geometry.slab_pages == 1 else 1) + rng.randrange(64)
+        self.geometry = Geometry(page_size, page_bytes, state_bytes, grid, arena)
+        self.cache = self.make_cache(
+            self.geometry, enabled=rng.random() < 0.85, row_invariant=rng.random() < 0.7
+        )
+        budget = rng.choice([grid, grid + 1, 7, 16, 64, 300])
+        config = SchedulerConfig(
+            max_num_batched_tokens=max(budget, grid),
+            max_num_seqs=rng.choice([1, 2, 5, 40]),
+            max_model_len=max(2, self.geometry.longest_request()),
+            long_prefill_token_threshold=rng.choice([0, 0, 5]),
+            priorities=rng.random() < 0.5,
+        )
+        self.scheduler = self.make_scheduler(self.cache, config)
+        self.worker = SymbolicWorker(self.geometry)
+        self.pipeline: deque[StepPlan] = deque()
+        self.prompts: list[list[int]] = []
+        self.count = 0
+
+    # -- actors -----------------------------------------------------------------------------
+
+    def prompt(self) -> list[int]:
+        """Fresh, repeated, or forking from an earlier prompt or conversation."""
+        rng = self.rng
+        longest = max(1, self.scheduler.config.max_model_len - 2)
+        fresh = [rng.randrange(VOCABULARY) for _ in range(rng.choice([1, 3, 9, 20, 40, 60]))]
+        if self.prompts and rng.random() < 0.7:
+            base = rng.choice(self.prompts[-20:])
+            cut = rng.choice([len(base), rng.randrange(len(base) + 1)])
+            fresh = base[:cut] + fresh[: rng.choice([0, 0, 3, 60])]
+        return (fresh or [1])[:longest]
+
+    def arrive(self) -> None:
+        rng, prompt = self.rng, self.prompt()
+        self.prompts.append(prompt)
+        self.count += 1
+        room = self.scheduler.config.max_model_len - len(prompt)
+        ends = frozenset(rng.sample(range(VOCABULARY), rng.choice([0, 2])))
+        params = SamplingParams(max_tokens=min(max(1, room), rng.choice([1, 2, 8, 30])))
+        request = Request(
+            id=f"r{self.count}", tokens=list(prompt), num_prompt_tokens=len(prompt), params=params, seed=0,
+            max_tokens=params.max_tokens, end_token_ids=ends, priority=rng.choice([0, 0, 1, 5]),
+            cache_salt=rng.choice(["", "", "other"]),
+        )  # fmt: skip
+        try:
+            self.scheduler.add(request)
+        except Refused:
+            self.refused += 1
+            return
+        self.expected[request.id] = (prompt, params.max_tokens, ends)
+        self.answers[request.id] = []
+
+    def cancel(self) -> None:
+        if self.scheduler.requests:
+            request_id = self.rng.choice(list(self.scheduler.requests))
+            assert self.scheduler.cancel(request_id)
+            del self.expected[request_id], self.answers[request_id]
+
+    def borrow(self) -> None:
+        """The outside actor takes memory and writes it at once, whatever is in flight."""
+        kind = Kind.STATE if self.geometry.has_state and self.rng.random() < 0.4 else Kind.PAGE
+        unit = self.cache.lend(kind)
+        if unit is not None:
+            mark = -1000 - self.count
+            self.worker.write_unit(unit, mark)
+            self.loans.append((unit, mark))
+
+    def end_loan(self) -> None:
+        unit, mark = self.loans.pop(self.rng.randrange(len(self.loans)))
+        if not self.worker.holds(unit, mark):
+            raise Corruption(f"{unit}: a step wrote into memory that was lent")
+        self.cache.end_loan(unit)
+
+    # -- time -------------------------------------------------------------------------------
+
+    def launch(self) -> bool:
+        plan = self.scheduler.schedule()
+        if plan is None:
+            return False
+        assert plan.step == self.steps + 1
+        self.steps += 1
+        if plan.num_tokens > self.scheduler.config.max_num_batched_tokens:
+            raise Corruption(f"{plan.num_tokens} tokens in a step")
+        self.pipeline.append(plan)
+        return True
+
+    def land(self) -> None:
+        """The oldest step in flight runs now."""
+        plan = self.pipeline.popleft()
+        for progress in self.scheduler.update(plan, self.worker.execute(plan)):
+            got = self.answers[progress.request_id]
+            got += progress.tokens
+            if progress.finish_reason is not None:
+                self.compare(progress.request_id, got)
+
+    def compare(self, request_id: str, got: list[int]) -> None:
+        prompt, max_tokens, ends = self.expected.pop(request_id)
+        del self.answers[request_id]
+        self.finished += 1
+        if got != answer(prompt, max_tokens, ends):
+            raise Corruption(f"{request_id}: the answer differs from a quiet run's")
+
+    def tick(self) -> None:
+        rng = self.rng
+        if len(self.scheduler.requests) < 30 and rng.random() < 0.25:
+            self.arrive()
+        if rng.random() < 0.01:
+            self.cancel()
+        if rng.random() < 0.05 and len(self.loans) < 3:
+            self.borrow()
+        if self.loans and rng.random() < 0.2:
+            self.end_loan()
+        if len(self.pipeline) < self.depth and (not self.pipeline or rng.random() < 0.7):
+            self.launch()
+        elif self.pipeline:
+            self.land()
+        if self.check_every and rng.randrange(self.check_every) == 0:
+            self.scheduler.check()
+
+    def run(self, steps: int) -> None:
+        """Until ``steps`` steps were launched, then until everything has ended."""
+        ticks = 0
+        while self.steps < steps:
+            self.tick()
+            ticks += 1
+            if ticks > 1000 + 100 * steps:
+                raise AssertionError("requests wait and nothing is scheduled")
+        self.drain()
+
+    def drain(self) -> None:
+        while self.loans:
+            self.end_loan()
+        for _ in range(20_000):
+            if self.pipeline:
+                self.land()
+            elif not self.scheduler.has_work:
+                break
+            elif not self.launch():
+                raise AssertionError("requests wait, memory is free, and nothing is scheduled")
+        self.scheduler.check()
+        if self.expected:
+            raise AssertionError(f"{len(self.expected)} requests never ended")
+        usage = self.cache.usage()
+        if usage["pages_used"] or usage["states_used"] or usage["pages_lent"]:
+            raise AssertionError(f"memory is held after the last request: {usage}")
