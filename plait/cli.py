@@ -195,7 +195,7 @@ def explain(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
     """Tell what MODEL would get on this machine, and why, without loading it."""
-    from plait.engine.resolve import explain as explain_engine
+    from plait.engine.explain import explain as explain_engine
 
     show_explanation(explain_engine(args), as_json=as_json)
 

@@ -15,7 +15,7 @@ from rich.text import Text
 
 if TYPE_CHECKING:
     from plait.engine.async_engine import EngineInfo
-    from plait.engine.resolve import Explanation
+    from plait.engine.explain import Explanation
 
 _console = Console(stderr=True, highlight=False, soft_wrap=True)
 

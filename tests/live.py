@@ -1,7 +1,8 @@
-"""Starts `plait serve` as a user does, and watches what it leaves behind."""
+"""Starts `plait serve` as a user does, over a small hybrid model, and watches what it leaves behind."""
 
 from __future__ import annotations
 
+import json
 import re
 import signal
 import subprocess
@@ -12,16 +13,35 @@ from collections.abc import Callable
 from pathlib import Path
 
 import httpx
+import tiny
+from checkpoints import FAMILIES
 
-MODEL = "smollm2-135m"
+CHATML = (
+    "{% for m in messages %}<{{ m.role }}>{{ m.content }}\n{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+DUMMY = ("--load-format", "dummy", "--seed", "1")
+"""Random weights, and a fixed series of seeds for requests that bring none."""
 _READY = re.compile(r"at (http://\S+)/v1, engine process (\d+)")
 
 
-class LiveServer:
-    """A `plait serve` process on a free port of this machine."""
+def small_model(folder: Path) -> Path:
+    """A hybrid's config and a tokenizer of as many tokens as its vocabulary; the weights are made up."""
+    backend = tiny.byte_level()
+    tiny.save(backend, folder, chat_template=CHATML)
+    kind, shape = FAMILIES["qwen3_5"]
+    config = {"model_type": kind, "architectures": ["Qwen3_5ForCausalLM"], **shape}
+    config |= {"vocab_size": backend.get_vocab_size(), "max_position_embeddings": 4096, "eos_token_id": 2}
+    config |= {"rms_norm_eps": 1e-6, "hidden_act": "silu", "tie_word_embeddings": False}
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
 
-    def __init__(self, *flags: str, model: str = MODEL):
-        command = [sys.executable, "-m", "plait", "serve", model, "--port", "0", *flags]
+
+class LiveServer:
+    """A `plait serve` process on a free port of this machine, with random weights."""
+
+    def __init__(self, model: Path, *flags: str):
+        command = [sys.executable, "-m", "plait", "serve", str(model), "--port", "0", *DUMMY, *flags]
         self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
         self.lines: list[str] = []
         self._ready = threading.Event()

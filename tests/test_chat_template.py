@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import tiny
-from transformers import AutoTokenizer, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast
 
 from plait.text.chat import ChatError, ChatTemplate
 from plait.text.tokenizer import Tokenizer
@@ -187,10 +187,10 @@ def test_continues_the_last_message_as_transformers(
     assert rendered.endswith((content.strip(), content))
 
 
-def test_smollm2_template(smollm2: Path) -> None:
+def test_smollm2_template(smollm2: Path, smollm2_tokenizer: PreTrainedTokenizerFast) -> None:
     tokenizer = Tokenizer.load(smollm2)
     chat = ChatTemplate.of(tokenizer)
-    theirs = AutoTokenizer.from_pretrained(smollm2.parent, gguf_file=smollm2.name)
+    theirs = smollm2_tokenizer
     for messages in ([USER], [SYSTEM, USER, ASSISTANT, USER]):
         rendered = chat.render(messages)
         expected = theirs.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import json
+import os
+import pty
 import re
+import select
+import socket
 import subprocess
 import sys
+import time
 from dataclasses import fields
 from typing import Any
 
 import pytest
+from live import DUMMY, small_model
 
 from plait import cli, cli_talk
 from plait.cli_options import take_foreign
@@ -113,3 +120,88 @@ def test_import_needs_no_torch() -> None:
         "import sys; sys.modules['torch'] = None; import plait, plait.core, plait.cli; plait.SamplingParams()"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+# -- with an engine ----------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(small_model(tmp_path_factory.mktemp("model")))
+
+
+def test_explain(model: str) -> None:
+    table = plait("explain", model, *DUMMY)
+    assert table.returncode == 0, table.stderr
+    for word in ("block_size", "max_model_len", "arena"):
+        assert word in table.stdout
+    sections = json.loads(plait("explain", model, *DUMMY, "--json", "--max-model-len", "512").stdout)
+    rows = {row["name"]: row for rows in sections.values() for row in rows}
+    assert rows["max_model_len"]["value"].startswith("512")
+
+
+def test_settings_that_cannot_hold_end_with_one_message(model: str) -> None:
+    for command in (["explain", model], ["generate", model, "hi"], ["serve", model, "--port", "0"]):
+        ended = plait(*command, *DUMMY, "--block-size", "7")
+        assert ended.returncode == 2
+        message = " ".join(ended.stderr.split())
+        assert "error: block_size=7" in message
+        assert "16 works" in message
+        assert "Traceback" not in ended.stderr
+
+
+def test_generate_prints_the_answer_and_the_figures(model: str) -> None:
+    flags = [*DUMMY, "--max-tokens", "5", "--temperature", "0"]
+    given = plait("generate", model, "Hello there", *flags)
+    assert given.returncode == 0, given.stderr
+    figures = r"first token after [\d.]+ s, \d tokens, [\d.]+ tokens/s, 7 prompt tokens, .* engine memory \d"
+    assert re.search(figures, given.stderr)
+    assert plait("generate", model, *flags, input="Hello there").stdout == given.stdout
+    assert given.stdout.strip()
+
+
+def test_serve_on_a_port_in_use(model: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as busy:
+        port = busy.getsockname()[1]
+        ended = plait("serve", model, *DUMMY, "--port", str(port))
+    assert ended.returncode == 2
+    assert f"cannot listen on 127.0.0.1:{port}" in ended.stderr
+
+
+def test_chat_reads_piped_input(model: str) -> None:
+    script = "hello\n/system be brief\n/help\nhello\n/nonsense\n/reset\n\nhello\n/exit\nnever read\n"
+    ended = plait("chat", model, *DUMMY, "--max-tokens", "4", "--temperature", "0", input=script)
+    assert ended.returncode == 0, ended.stderr
+    assert "unknown command /nonsense" in ended.stderr
+    answers = ended.stdout.splitlines()
+    assert answers[-1] == answers[-2]  # /reset keeps the system prompt, so both saw the same
+
+
+def test_chat_interrupt_stops_the_answer_only(model: str) -> None:
+    pid, terminal = pty.fork()
+    if pid == 0:
+        command = [sys.executable, "-m", "plait", "chat", model, *DUMMY, "--max-tokens", "3000"]
+        os.execv(sys.executable, command)
+    seen = b""
+
+    def wait_for(word: bytes) -> None:
+        nonlocal seen
+        end = time.monotonic() + 60
+        while word not in seen:
+            assert time.monotonic() < end, seen
+            if select.select([terminal], [], [], 0.2)[0]:
+                seen += os.read(terminal, 4096)
+        seen = seen.split(word, 1)[1]
+
+    wait_for(b"> ")
+    os.write(terminal, b"hello\n")
+    wait_for(b"hello\r\n")
+    time.sleep(1)
+    os.write(terminal, b"\x03")
+    wait_for(b"stopped")
+    wait_for(b"> ")
+    time.sleep(0.5)  # readline shows the prompt before it heeds signals
+    os.write(terminal, b"\x03")
+    wait_for(b"/exit ends")
+    os.write(terminal, b"/exit\n")
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import struct
 from pathlib import Path
 from typing import Any
@@ -23,7 +25,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from plait.models.generation import GenerationConfigError, GenerationDefaults, generation_config
 from plait.models.gguf import GgufError, GgufSource, end_token_ids, gguf_config
 from plait.text.gguf_file import read_header
-from plait.text.tokenizer import Tokenizer
+from plait.text.tokenizer import Tokenizer, TokenizerError
 
 HEADS = {"attn_q": 4, "attn_k": 2}
 NAMES = {
@@ -87,10 +89,12 @@ def test_weights_have_the_names_and_rows_of_a_checkpoint(tmp_path: Path, kind: K
             tensor = torch.from_numpy(dequantize(quantize(tensor.numpy(), kind), kind))
         assert torch.equal(got.float(), original(name, tensor)), name
         assert got.dtype == (floats.get(kind, torch.float32) if tensor.ndim == 2 else torch.float32)
-        assert got.is_contiguous() and source.shape(hf_name(name)) == tuple(got.shape)
+        assert got.is_contiguous()
+        assert source.shape(hf_name(name)) == tuple(got.shape)
     assert source.config["dtype"] == str(floats.get(kind, torch.float32)).removeprefix("torch.")
 
 
+@pytest.mark.filterwarnings("ignore:invalid value")  # random bytes make NaNs
 @pytest.mark.parametrize(
     "kind", [k for k in Kind if k in GGML_QUANT_SIZES and k.name[0] in "QIT" and "_" in k.name]
 )
@@ -117,32 +121,54 @@ def test_every_quantisation_of_the_library_is_read(tmp_path: Path, kind: Kind) -
     assert np.array_equal(got.numpy(), expected, equal_nan=True)
 
 
-def test_smollm2_as_transformers(smollm2: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def check_against_transformers(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # transformers asks for a package here that it then does not use.
     monkeypatch.setattr(transformers.modeling_utils, "is_accelerate_available", lambda *_: True)
-    model = AutoModelForCausalLM.from_pretrained(
-        smollm2.parent, gguf_file=smollm2.name, dtype=torch.float32, attn_implementation="eager"
-    )
-    theirs, source = model.state_dict(), GgufSource(smollm2)
-    assert set(theirs) - {"lm_head.weight"} == set(source.names())
+    model = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32)
+    theirs, source = model.state_dict(), GgufSource(path)
+    tied = {"lm_head.weight"} if source.config["tie_word_embeddings"] else set()
+    assert set(theirs) - tied == set(source.names())
     for name in source.names():
-        assert source.shape(name) == tuple(theirs[name].shape)
-        if ".layers." not in name or ".layers.0." in name or ".layers.29." in name:
-            assert torch.equal(source.get(name), theirs[name]), name
-    config = model.config.to_dict()
-    for key, value in gguf_config(smollm2).items():
-        if key not in (
-            "rope_theta",
-            "rope_scaling",
-            "architectures",
-            "eos_token_id",
-            "rms_norm_eps",
-            "dtype",
-        ):
-            assert config[key] == value, key
-    assert config["rope_parameters"] == {"rope_theta": 100_000.0, "rope_type": "default"}
-    assert (gguf_config(smollm2)["rope_theta"], gguf_config(smollm2)["rms_norm_eps"]) == (100_000.0, 1e-5)
+        assert torch.equal(source.get(name), theirs[name]), name
+    config, ours = model.config.to_dict(), gguf_config(path)
+    assert ours.pop("rms_norm_eps") == pytest.approx(config["rms_norm_eps"], rel=1e-6)
+    rope = {"rope_theta": ours.pop("rope_theta"), "rope_type": "default"}
+    assert (config["rope_parameters"], ours.pop("rope_scaling")) == (rope, None)
+    assert ours.pop("eos_token_id") == [config["eos_token_id"]]
+    for key in set(ours) - {"architectures"}:
+        assert config[key] == ours[key], key
+
+
+def test_a_small_file_as_transformers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    metadata = tiny.LLAMA | tiny.tokenizer_metadata(tiny.byte_level(), "gpt2")
+    metadata["tokenizer.ggml.padding_token_id"] = 0
+    path = tiny.write_gguf(tmp_path / "model.gguf", metadata, tiny.llama_tensors(500), Kind.Q8_0)
+    check_against_transformers(path, monkeypatch)
+
+
+@pytest.mark.slow
+def test_smollm2_as_transformers(smollm2: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    check_against_transformers(smollm2, monkeypatch)
+
+
+def test_smollm2(smollm2: Path) -> None:
+    source = GgufSource(smollm2)
+    assert len(list(source.names())) == 272
+    digests = {name: hashlib.sha256(source.get(name).numpy()).hexdigest()[:16] for name in SMOLLM2_WEIGHTS}
+    assert digests == SMOLLM2_WEIGHTS
+    config = source.config
+    assert (config["tie_word_embeddings"], config["rope_theta"], config["rms_norm_eps"]) == (True, 1e5, 1e-5)
     assert generation_config(smollm2) == GenerationDefaults(eos_token_ids=(2,), bos_token_id=1)
+
+
+SMOLLM2_WEIGHTS = {
+    # start of the sha256 of float32 values, equal to those that transformers 5.24 makes
+    "model.embed_tokens.weight": "3fd491c8066dd9dc",
+    "model.layers.0.self_attn.q_proj.weight": "54b377bbfa2deab9",
+    "model.layers.29.self_attn.k_proj.weight": "8e99b2450d5f3d53",
+    "model.layers.29.mlp.down_proj.weight": "c19605745425a11e",
+    "model.norm.weight": "3b87f8e27335e67f",
+}
 
 
 # Config
@@ -304,7 +330,7 @@ _HEADER_BYTES: list[bytes] = []
 
 
 @given(st.data())
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=250, deadline=None)
 def test_a_file_with_wrong_bytes_is_an_error_or_readable(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
 ) -> None:
@@ -326,10 +352,8 @@ def test_a_file_with_wrong_bytes_is_an_error_or_readable(
         lambda: [GgufSource(path).get(n) for n in GgufSource(path).names()],
         lambda: Tokenizer.load(path),
     ):
-        try:
+        with contextlib.suppress(GgufError, TokenizerError):
             use()
-        except ValueError as fault:  # GgufError and TokenizerError are
-            assert type(fault).__name__ in ("GgufError", "TokenizerError")
 
 
 # Generation defaults of folders

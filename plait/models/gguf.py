@@ -327,7 +327,8 @@ def _llama3_scaling(reader: _Metadata, head_dim: int) -> dict[str, Any]:
     _check(header.path, entry, len(data))
     factors = _tensor(data, entry).to(torch.float64).flatten()
     theta = reader.real("rope.freq_base", 10_000.0)
-    scaling = {"rope_type": "llama3", "factor": float(factors.max()), **_LLAMA3_ROPE}
+    # Six digits: the factor was a round number before it was float32.
+    scaling = {"rope_type": "llama3", "factor": float(f"{factors.max().item():.6g}"), **_LLAMA3_ROPE}
     expected = _llama3_factors(theta, head_dim, scaling)
     if factors.shape != expected.shape or not torch.allclose(factors, expected, rtol=1e-4, atol=0):
         raise GgufError(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import logging
 import signal
 import socket
 import sys
@@ -14,11 +15,14 @@ from typing import TYPE_CHECKING, Any
 import uvicorn
 
 from plait.config import EngineArgs
+from plait.engine.outputs import EngineDeadError
 from plait.server.app import create_app
 from plait.server.settings import ServerSettings
 
 if TYPE_CHECKING:
     from plait.engine.async_engine import AsyncEngine
+
+log = logging.getLogger(__name__)
 
 
 def run(coroutine: Coroutine[Any, Any, None]) -> None:
@@ -87,13 +91,27 @@ async def serve(
             server = _Server(config)
             signals.action = server.stop
             serving = asyncio.ensure_future(server.serve(sockets=[sock]))
+            watching = asyncio.ensure_future(_report_death(engine))
             while not (server.started or serving.done()):
                 await asyncio.sleep(0.01)
             if on_ready is not None and not serving.done():
                 on_ready(engine, _url(sock))
             await serving
+            watching.cancel()
         finally:
             await engine.close()
+
+
+async def _report_death(engine: AsyncEngine) -> None:
+    """Log the end of the engine process. The server stays, answers 503, and leaves the rest to whoever
+    started it."""
+    while True:
+        try:
+            engine.check_health()
+        except EngineDeadError as error:
+            log.error("%s; /health answers 503 from now on", error)
+            return
+        await asyncio.sleep(0.5)
 
 
 def _url(sock: socket.socket) -> str:

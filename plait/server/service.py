@@ -45,9 +45,14 @@ class Service:
         """Refuse what this server, started as it is, does not serve.
 
         Raises:
-            APIError: another model, or a priority where there are none.
+            APIError: another model, a priority where there are none, or a token id that does not exist.
         """
         self.check_model(body.model)
+        limit = self.engine.info.vocab_size
+        for token in body.logit_bias or ():
+            if token.isdecimal() and int(token) >= limit:
+                message = f"logit_bias names token id {token}: the vocabulary has {limit} tokens"
+                raise APIError(400, message, "logit_bias")
         if body.priority and not self.settings.priorities:
             message = f"priority={body.priority}: the server runs requests in order of arrival"
             raise APIError(400, f"{message}; start it with --scheduling-policy priority", "priority")

@@ -1,0 +1,64 @@
+"""What ``plait serve`` would choose, and why, without loading weights."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from plait.config import EngineArgs
+from plait.engine.memory import in_words, memory_bytes
+from plait.engine.resolve import Decision, Resolved, dtype_name, resolve, weight_source
+from plait.engine.sharing import STEP_SECONDS, fit, memory_decisions, share_memory
+from plait.models.sources import DummySource
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """What would be chosen, without loading weights."""
+
+    sections: list[tuple[str, list[Decision]]]
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            title: [{"name": d.name, "value": d.value, "reason": d.reason} for d in rows]
+            for title, rows in self.sections
+        }
+
+
+def explain(args: EngineArgs) -> Explanation:
+    """What ``plait serve`` would choose for these settings, and why.
+
+    Raises:
+        ConfigError, ValueError: as ``resolve``.
+    """
+    resolved = resolve(args)
+    weights = estimate_weight_bytes(resolved)
+    plan = share_memory(resolved, memory_bytes() + weights)
+    geometry, longest = fit(resolved, plan)
+    resolved = replace(resolved, max_model_len=longest)
+    budget = resolved.max_num_batched_tokens
+    value = f"{budget} tokens" if budget else "measured at start"
+    why = "as asked" if budget else f"a step shall stay near {STEP_SECONDS:.0f} s"
+    slab = f"{geometry.slab_pages} pages"
+    if geometry.has_state:
+        slab += f" or {geometry.slab_states} states"
+    memory = [
+        Decision("weights", in_words(weights), f"in {dtype_name(resolved.dtype)}"),
+        *memory_decisions(resolved, plan, geometry),
+        Decision("slab", in_words(geometry.slab_bytes), slab),
+        Decision("slabs", f"{geometry.num_slabs:,}", "each holds pages or states, as need be"),
+        Decision("max_num_batched_tokens", value, why),
+    ]
+    return Explanation([("model", list(resolved.decisions)), ("memory", memory)])
+
+
+def estimate_weight_bytes(resolved: Resolved) -> int:
+    """Bytes of the weights in the dtype they will be held in, from the files' headers."""
+    source = weight_source(resolved)
+    if isinstance(source, DummySource):
+        return 0
+    skipped = ("mtp.", "model.visual.", "visual.")
+    shapes = [source.shape(name) for name in source.names() if not name.startswith(skipped)]
+    return sum(torch.Size(shape).numel() for shape in shapes) * resolved.dtype.itemsize

@@ -1,0 +1,187 @@
+"""How the memory of the engine process is shared out, and what fits into it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from plait.config import ConfigError
+from plait.core.geometry import Geometry
+from plait.core.snapshots import SnapshotPolicy
+from plait.engine.memory import available_bytes, in_words, memory_bytes, parse_bytes
+from plait.engine.resolve import Decision, Resolved
+from plait.worker.calibrate import tokens_per_second
+from plait.worker.worker import Worker, activation_bytes
+
+DEFAULT_BUDGET = 2048
+"""Largest token budget that is chosen by itself."""
+SMALLEST_BUDGET = 64
+STEP_SECONDS = 1.0
+"""The default budget keeps a step under this."""
+SHARE = 0.5
+"""Part of the memory at hand that the arena takes when no limit is set."""
+MARGIN = 64 * 2**20
+"""Bytes left for Python and libraries to grow by."""
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPlan:
+    """How the memory of the engine process is shared out, in bytes."""
+
+    limit: int | None
+    held: int
+    """by Python, libraries and weights"""
+    workspace: int
+    """temporaries of the largest step"""
+    arena: int
+
+    def arithmetic(self) -> str:
+        whole = "" if self.limit is None else f"{in_words(self.limit)} limit: "
+        return (
+            f"{whole}{in_words(self.held)} program and weights + {in_words(self.workspace)} for a step "
+            f"+ {in_words(max(self.arena, 0))} arena"
+        )
+
+
+def share_memory(resolved: Resolved, held: int) -> MemoryPlan:
+    """The arena takes what the limit leaves (without one, a share of what the machine has to give)."""
+    args, config = resolved.args, resolved.config
+    limit = None if args.memory_limit is None else parse_bytes(args.memory_limit)
+    tokens = resolved.max_num_batched_tokens or DEFAULT_BUDGET
+    if not args.enable_chunked_prefill:
+        tokens = max(tokens, resolved.max_model_len)
+    rows = min(args.max_num_seqs, tokens)
+    workspace = activation_bytes(config, tokens=tokens, logit_rows=rows, dtype=resolved.dtype) + MARGIN
+    if limit is not None:
+        return MemoryPlan(limit, held, workspace, limit - held - workspace)
+    available = available_bytes()
+    if available is None:
+        return MemoryPlan(None, held, workspace, 4 * 2**30)
+    useful = _useful_arena(resolved)
+    return MemoryPlan(None, held, workspace, min(int((available - workspace) * SHARE), useful))
+
+
+def _useful_arena(resolved: Resolved) -> int:
+    """Bytes beyond which the arena would serve nobody: every running request at full length, twice."""
+    geometry = resolved.layout.geometry(0, resolved.backend.state_grid)
+    return 2 * resolved.args.max_num_seqs * geometry.slabs_for(resolved.max_model_len) * geometry.slab_bytes
+
+
+def fit(resolved: Resolved, plan: MemoryPlan) -> tuple[Geometry, int]:
+    """The geometry, and the longest request it can hold.
+
+    Raises:
+        ConfigError: nothing fits, or not what was asked; with the arithmetic.
+    """
+    geometry = resolved.layout.geometry(max(plan.arena, 0), resolved.backend.state_grid)
+    longest = geometry.longest_request()
+    asked = resolved.args.max_model_len
+    least = asked or 2
+    if longest < least:
+        needed = geometry.slabs_for(least) * geometry.slab_bytes
+        missing = needed - max(plan.arena, 0)
+        advice = f"raise memory_limit by {in_words(missing)}" if plan.limit else "free some memory"
+        if asked and longest >= 2:
+            advice += f", or set max_model_len to {longest} or less"
+        raise ConfigError(
+            f"one request of {least} tokens needs {in_words(needed)} of arena ({plan.arithmetic()}); {advice}"
+        )
+    return geometry, min(longest, resolved.max_model_len)
+
+
+def sequences_that_fit(geometry: Geometry, tokens: int) -> int:
+    """Requests of ``tokens`` tokens each that fit into the arena together."""
+    low, high = 0, geometry.num_slabs * max(geometry.slab_pages, geometry.slab_states)
+    pages = geometry.pages_for(tokens)
+    while low < high:
+        count = (low + high + 1) // 2
+        slabs = -(-count * pages // geometry.slab_pages)
+        slabs += -(-count // geometry.slab_states) if geometry.has_state else 0
+        if slabs <= geometry.num_slabs:
+            low = count
+        else:
+            high = count - 1
+    return low
+
+
+def memory_decisions(resolved: Resolved, plan: MemoryPlan, geometry: Geometry) -> list[Decision]:
+    args = resolved.args
+    short, full = (sequences_that_fit(geometry, n) for n in (geometry.page_size, resolved.max_model_len))
+    seqs = f"{min(short, args.max_num_seqs)} run at once at most"
+    if short < args.max_num_seqs:
+        each = "a state and a page" if geometry.has_state else "a page"
+        why = f"{args.max_num_seqs} asked, but memory holds {each} for {short}; the others wait"
+    else:
+        why = f"memory holds {short} of one page, {full} of {resolved.max_model_len:,} tokens"
+    shorter = resolved.max_model_len < (args.max_model_len or resolved.config.max_position_embeddings)
+    decisions = [
+        Decision("memory", in_words(geometry.num_slabs * geometry.slab_bytes) + " arena", plan.arithmetic()),
+        Decision(
+            "max_model_len",
+            f"{resolved.max_model_len:,} tokens",
+            "what the arena holds" if shorter else "as asked" if args.max_model_len else "the model's",
+        ),
+        Decision("max_num_seqs", seqs, why),
+    ]
+    decisions.append(_cache_decision(resolved, geometry))
+    return decisions
+
+
+def _cache_decision(resolved: Resolved, geometry: Geometry) -> Decision:
+    if not resolved.args.enable_prefix_caching:
+        return Decision("prefix cache", "off", "as asked")
+    if not geometry.has_state:
+        return Decision("prefix cache", "on", f"to the page of {geometry.page_size} tokens")
+    policy = SnapshotPolicy.of(geometry, resolved.args.snapshot_interval)
+    return Decision(
+        "prefix cache",
+        "on",
+        f"snapshots at the end of prompts, at forks and every {policy.interval:,} tokens, "
+        f"at multiples of {policy.grid}",
+    )
+
+
+def finish(resolved: Resolved, worker: Worker) -> Resolved:
+    """Share out memory, allocate the arena, and measure the default budget.
+
+    Raises:
+        ConfigError: not even one request fits; with the arithmetic.
+    """
+    plan = share_memory(resolved, memory_bytes())
+    geometry, longest = fit(resolved, plan)
+    resolved = replace(resolved, max_model_len=longest)
+    worker.allocate(geometry.num_slabs * geometry.slab_bytes)
+    budget, why = _budget(resolved, worker)
+    decisions = [
+        *memory_decisions(resolved, plan, geometry),
+        Decision("max_num_batched_tokens", f"{budget} tokens", why),
+    ]
+    return replace(
+        resolved,
+        arena_bytes=geometry.num_slabs * geometry.slab_bytes,
+        max_num_batched_tokens=budget,
+        decisions=(*resolved.decisions, *decisions),
+    )
+
+
+def _budget(resolved: Resolved, worker: Worker) -> tuple[int, str]:
+    """The token budget and its reason."""
+    args, grid = resolved.args, resolved.backend.state_grid
+    budget, why = resolved.max_num_batched_tokens, "as asked"
+    if not budget and resolved.device == "cpu":
+        speed = _measure(worker)
+        budget = int(min(max(speed * STEP_SECONDS, SMALLEST_BUDGET), DEFAULT_BUDGET))
+        budget = max(budget // SMALLEST_BUDGET * SMALLEST_BUDGET, grid)
+        why = f"measured {speed:,.0f} tokens/s: a step stays near {STEP_SECONDS:.0f} s"
+    elif not budget:
+        budget, why = max(DEFAULT_BUDGET, grid), "the default"
+    if not args.enable_chunked_prefill:
+        whole = resolved.max_model_len + args.max_num_seqs
+        if budget < whole:
+            budget, why = whole, f"raised from {budget}: without chunked prefill a prompt runs whole"
+    return budget, why
+
+
+def _measure(worker: Worker) -> float:
+    """Prompt tokens per second of a short prompt, after a warm-up."""
+    tokens_per_second(worker, 16)
+    return tokens_per_second(worker, 64)
