@@ -77,9 +77,7 @@ def choose(x: np.ndarray, params: SamplingParams, seed: int, position: int) -> i
         return int(np.argmax(x))
     peak = float(x.max())
     kept = kept_tokens(x, params)
-    scores = sorted(
-        ((float(x[t]) - peak) / params.temperature + gumbel(seed, position, t), t) for t in kept
-    )
+    scores = sorted(((float(x[t]) - peak) / params.temperature + gumbel(seed, position, t), t) for t in kept)
     if len(scores) > 1 and scores[-1][0] - scores[-2][0] < CLOSE:
         raise TooClose
     return scores[-1][1]

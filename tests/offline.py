@@ -42,14 +42,11 @@ def make_core(folder: Path, *, slabs: int | None = None, **settings) -> EngineCo
     worker = load_worker(resolved)
     worker.allocate(slabs * geometry.slab_bytes)
     assert worker.geometry is not None
-    return EngineCore(
-        replace(
-            resolved,
-            max_model_len=min(resolved.max_model_len, worker.geometry.longest_request()),
-            max_num_batched_tokens=resolved.max_num_batched_tokens or 2048,
-        ),
-        worker,
-    )
+    longest = min(resolved.max_model_len, worker.geometry.longest_request())
+    budget = resolved.max_num_batched_tokens or 2048
+    if not args.enable_chunked_prefill:
+        budget = max(budget, longest + args.max_num_seqs)
+    return EngineCore(replace(resolved, max_model_len=longest, max_num_batched_tokens=budget), worker)
 
 
 def run(
@@ -58,14 +55,14 @@ def run(
     params: SamplingParams | Sequence[SamplingParams],
     *,
     at_once: int = 10**9,
-    check: bool = True,
+    check_every: int = 16,
     seeds: Sequence[int] | None = None,
 ) -> list[Answer]:
-    """Answers to prompts, at most ``at_once`` in the engine at a time; the books are recounted."""
+    """Answers to prompts, at most ``at_once`` in the engine at a time. Recounts the books on the way."""
     each = [params] * len(prompts) if isinstance(params, SamplingParams) else list(params)
     answers = [Answer() for _ in prompts]
     waiting = list(range(len(prompts)))
-    live = 0
+    live = steps = 0
     while waiting or core.has_work:
         while waiting and live < at_once:
             i = waiting.pop(0)
@@ -83,8 +80,10 @@ def run(
         for request_id, why in outcome.failed.items():
             answers[int(request_id)].failed = why
             live -= 1
-        if check:
+        steps += 1
+        if steps % check_every == 0:
             core.scheduler.check()
+    core.scheduler.check()
     return answers
 
 

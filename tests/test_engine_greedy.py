@@ -22,7 +22,7 @@ def cases(family):
     rng = random.Random(7)
     lengths = (1, 5, 16, 33, 64, 150, 700)
     prompts = [[rng.randrange(3, VOCAB) for _ in range(n)] for n in lengths]
-    prompts.append(prompts[-1][:400] + [5, 6, 7])
+    prompts.append([*prompts[-1][:400], 5, 6, 7])
     folder = checkpoint(family)
     return folder, prompts, [oracle_greedy(folder, prompt, TOKENS) for prompt in prompts]
 

@@ -145,9 +145,7 @@ def test_a_rotary_row_does_not_depend_on_when_it_was_asked_for() -> None:
     early, late = (RotaryTable(rope, torch.device("cpu")) for _ in range(2))
     late.rows(torch.arange(5), 5)
     late.rows(torch.arange(10), BLOCK + 1)
-    for one, other in zip(
-        early.rows(position, 3 * BLOCK), late.rows(position, BLOCK + 78), strict=True
-    ):
+    for one, other in zip(early.rows(position, 3 * BLOCK), late.rows(position, BLOCK + 78), strict=True):
         assert torch.equal(one, other)
 
 

@@ -73,9 +73,7 @@ def cases(draw: st.DrawFn) -> tuple[torch.Tensor, list[dict[str, Any]]]:
 
 
 def by_twin(logits: np.ndarray, asked: dict[str, Any], r: Row) -> int:
-    x = naive.adjusted(
-        logits, r.request.params, list(asked["prompt"]), list(asked["answer"]), asked["ends"]
-    )
+    x = naive.adjusted(logits, r.request.params, list(asked["prompt"]), list(asked["answer"]), asked["ends"])
     assume(x.max() > -np.inf)
     return naive.choose(x, r.request.params, asked["seed"], r.position)
 

@@ -482,4 +482,3 @@ class Cache:
         snapshots = sum(node.snapshot is not None for node in self.index.nodes.values())
         if not snapshots == self.num_snapshots == usage["states_cached"]:
             raise IntegrityError(f"{self.num_snapshots} snapshots by count, {snapshots} found")
-

@@ -62,8 +62,6 @@ class Request:
     """positions at which a snapshot is wanted, besides the spaced ones"""
     epoch: int = 0
     """counts admissions, so that results of a step launched before a preemption are told apart"""
-    last_step: int = 0
-    """last step in which it took part"""
     num_cached_tokens: int | None = None
     """prompt tokens found in the cache when it was first admitted"""
     num_preemptions: int = 0

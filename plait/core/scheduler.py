@@ -45,6 +45,11 @@ class SchedulerConfig:
     chunked_prefill: bool = True
     priorities: bool = False
 
+    @property
+    def whole_prompt_budget(self) -> int:
+        """Token budget that the longest prompt fits into beside all other answers."""
+        return self.max_model_len + self.max_num_seqs
+
 
 @dataclass(slots=True)
 class Planned:
@@ -144,12 +149,19 @@ class Scheduler:
                 f"max_num_batched_tokens={config.max_num_batched_tokens}: chunks end at multiples of "
                 f"{self.grid} on this backend; set it to {self.grid} or more"
             )
+        if not config.chunked_prefill and config.max_num_batched_tokens < config.whole_prompt_budget:
+            raise ValueError(
+                f"max_num_batched_tokens={config.max_num_batched_tokens}: without chunked prefill a step "
+                "must hold a whole prompt beside the answers; set it to "
+                f"{config.whole_prompt_budget} or more"
+            )
         self.requests: dict[str, Request] = {}
         self.waiting: list[Request] = []
         self.running: list[Request] = []
         self.in_flight: deque[tuple[StepPlan, list[Planned]]] = deque()
         self.counters = SchedulerCounters()
         self._arrivals = 0
+        self._last_turn = (0, 0)
         self._ended: list[str] = []
 
     # -- coming and going -------------------------------------------------------------------
@@ -243,9 +255,14 @@ class Scheduler:
         room = draft.budget
         if self.waiting or len(level) < len(self.running):
             room -= self.grid
-        if len(level) > room:
-            level = sorted(level, key=lambda request: request.last_step)[: max(room, 0)]
-        return set(level)
+        if len(level) <= room:
+            return set(level)
+        # Round robin: on from the one that had the last turn.
+        after = bisect.bisect_right(level, self._last_turn, key=self._order)
+        chosen = (level[after:] + level[:after])[: max(room, 0)]
+        if chosen:
+            self._last_turn = self._order(chosen[-1])
+        return set(chosen)
 
     def _plan_left_out(self, draft: Draft) -> None:
         """Budget that was kept for prompts and that none took goes to the answers that made way."""
@@ -365,7 +382,6 @@ class Scheduler:
         self.cache.launched = draft.step
         for part in draft.parts:
             part.request.num_computed_tokens = part.end
-            part.request.last_step = draft.step
         self.in_flight.append((plan, draft.parts))
         self.counters.steps += 1
         self.counters.computed_tokens += draft.tokens

@@ -66,9 +66,7 @@ class SnapshotPolicy:
         kept = sorted((p for p in wanted if p > found), key=lambda p: wanted[p], reverse=True)
         return {position: wanted[position] for position in kept[: self.max_marks]}
 
-    def due(
-        self, marks: dict[int, SnapshotKind], start: int, end: int
-    ) -> Iterator[tuple[int, SnapshotKind]]:
+    def due(self, marks: dict[int, SnapshotKind], start: int, end: int) -> Iterator[tuple[int, SnapshotKind]]:
         """Positions in (start, end] at which a snapshot is wanted, ascending."""
         spaced = range((start // self.interval + 1) * self.interval, end + 1, self.interval)
         positions = dict.fromkeys(spaced, SnapshotKind.SPACED)

@@ -8,6 +8,7 @@ import os
 import time
 import uuid
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -76,9 +77,7 @@ class AsyncEngine:
         """request id -> ids of its answers in the engine"""
 
     @classmethod
-    async def start(
-        cls, args: EngineArgs, *, on_stage: Callable[[str], None] | None = None
-    ) -> AsyncEngine:
+    async def start(cls, args: EngineArgs, *, on_stage: Callable[[str], None] | None = None) -> AsyncEngine:
         """Find the model, start the engine process and load it.
 
         Raises:
@@ -149,6 +148,20 @@ class AsyncEngine:
             raise RequestRefused(f"token id {bad} is outside the vocabulary of {limit}")
         return Tokenized(text, list(tokens))
 
+    def _accept(self, prompt: Prompt, params: SamplingParams, priority: int) -> Tokenized:
+        """The prompt's tokens; refuses what would have no effect."""
+        limit = self.info.vocab_size
+        for name, ids in (("logit_bias", params.logit_bias), ("stop_token_ids", params.stop_token_ids)):
+            bad = next((t for t in ids or () if t >= limit), None)
+            if bad is not None:
+                raise RequestRefused(f"{name}: token id {bad} is outside the vocabulary of {limit}")
+        if priority and self._client.args.scheduling_policy != "priority":
+            raise RequestRefused(
+                f"priority={priority}: the engine serves in order of arrival; start it with "
+                "scheduling_policy=priority"
+            )
+        return self.tokenize(prompt)
+
     async def stream(
         self,
         prompt: Prompt,
@@ -165,9 +178,13 @@ class AsyncEngine:
             RequestFailed: the model gave nothing usable.
             EngineDeadError: the engine process has ended.
         """
-        tokenized = self.tokenize(prompt)
-        async for delta in self._stream(tokenized, params, request_id, priority, cache_salt or ""):
-            yield delta
+        tokenized = self._accept(prompt, params, priority)
+        # Closing this generator must close the inner one now, not when it is collected.
+        async with aclosing(
+            self._stream(tokenized, params, request_id, priority, cache_salt or "")
+        ) as deltas:
+            async for delta in deltas:
+                yield delta
 
     async def generate(
         self,
@@ -179,7 +196,7 @@ class AsyncEngine:
         cache_salt: str | None = None,
     ) -> RequestOutput:
         """The whole answers. Raises as ``stream``."""
-        tokenized = self.tokenize(prompt)
+        tokenized = self._accept(prompt, params, priority)
         request_id = request_id or _new_id()
         started = time.monotonic()
         output = RequestOutput(
@@ -190,11 +207,14 @@ class AsyncEngine:
             finished=False,
         )
         texts: list[list[str]] = [[] for _ in range(params.n)]
-        async for delta in self._stream(tokenized, params, request_id, priority, cache_salt or ""):
-            if output.metrics.first_token is None and delta.token_ids:
-                output.metrics.first_token = time.monotonic() - started
-            texts[delta.index].append(delta.text)
-            _gather(output, delta)
+        async with aclosing(
+            self._stream(tokenized, params, request_id, priority, cache_salt or "")
+        ) as deltas:
+            async for delta in deltas:
+                if output.metrics.first_token is None and delta.token_ids:
+                    output.metrics.first_token = time.monotonic() - started
+                texts[delta.index].append(delta.text)
+                _gather(output, delta)
         for completion, pieces in zip(output.outputs, texts, strict=True):
             completion.text = "".join(pieces)
         output.finished = True

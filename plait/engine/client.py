@@ -166,11 +166,12 @@ class EngineClient:
             shutil.rmtree(self._folder, ignore_errors=True)
 
     async def _end(self, process: subprocess.Popen[bytes]) -> None:
+        # No executor here: at the interpreter's end there is none any more.
         try:
-            await asyncio.wait_for(asyncio.to_thread(process.wait), STOP_SECONDS)
+            await asyncio.wait_for(self._died.wait(), STOP_SECONDS)
         except TimeoutError:
             process.kill()
-            await asyncio.to_thread(process.wait)
+            await self._died.wait()
         if process.stdin is not None:
             with contextlib.suppress(OSError):
                 process.stdin.close()

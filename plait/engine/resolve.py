@@ -15,7 +15,7 @@ import torch
 
 from plait.config import ConfigError, EngineArgs
 from plait.core.geometry import round_up
-from plait.engine.memory import in_words
+from plait.engine.memory import in_words, parse_bytes
 from plait.kernels.backend import Backend
 from plait.kernels.layout import BLOCK, CacheLayout
 from plait.kernels.registry import get_backend
@@ -166,6 +166,11 @@ def _refuse_unbuilt(args: EngineArgs) -> None:
         value = getattr(args, name)
         if value not in known and not (name == "device" and value.startswith("cuda:")):
             raise ConfigError(f"{name}={value!r}: choose one of {', '.join(known)}")
+    if args.memory_limit is not None:
+        try:
+            parse_bytes(args.memory_limit)
+        except ValueError as fault:
+            raise ConfigError(f"memory_limit: {fault}") from fault
     if args.trust_remote_code:
         raise ConfigError("trust_remote_code: plait runs no code that comes with a model; leave it out")
     if args.max_num_seqs < 1:

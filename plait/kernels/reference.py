@@ -282,9 +282,7 @@ def _write_pages(k: torch.Tensor, v: torch.Tensor, cache: AttentionCache, batch:
     cache.v[page, :, block, :, lane] = torch.unflatten(values, -1, (-1, BLOCK))
 
 
-def _read_pages(
-    cache: AttentionCache, table: torch.Tensor, length: int
-) -> tuple[torch.Tensor, torch.Tensor]:
+def _read_pages(cache: AttentionCache, table: torch.Tensor, length: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Keys [kv_heads, D, length] and values [kv_heads, length, D] of the first ``length`` positions."""
     layout = cache.layout
     pages = table[: -(-length // layout.page_size)].long()
@@ -293,9 +291,7 @@ def _read_pages(
     return k[:, : layout.head_dim, :length], v[:, :length, : layout.head_dim]
 
 
-def _attend(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, context: int, scale: float
-) -> torch.Tensor:
+def _attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, context: int, scale: float) -> torch.Tensor:
     """Causal attention of one chunk: ``q`` [L, heads, D] at positions from ``context`` on.
 
     ``k`` [kv_heads, D, S] and ``v`` [kv_heads, S, D], S = context + L. Returns [L, heads, D].

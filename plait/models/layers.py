@@ -233,5 +233,3 @@ class DecoderLayer:
         x = self.mixer(x, step)
         x, residual = self.post_norm.add(x, residual)
         return self.feed_forward(x), residual
-
-

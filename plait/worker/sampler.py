@@ -204,9 +204,7 @@ def _draw_wide(logits: torch.Tensor, peak: torch.Tensor, row: Row) -> int:
     return int(_best(scaled, torch.ones_like(ids, dtype=torch.bool), ids, draws))
 
 
-def _best(
-    scaled: torch.Tensor, kept: torch.Tensor, ids: torch.Tensor, draws: torch.Tensor
-) -> torch.Tensor:
+def _best(scaled: torch.Tensor, kept: torch.Tensor, ids: torch.Tensor, draws: torch.Tensor) -> torch.Tensor:
     """int64 [R]: the kept id, of [R, C], with the largest scaled logit plus noise; the lowest on a tie."""
     score = torch.where(kept, scaled - log(-log(draws)), -math.inf)
     best = score.amax(-1, keepdim=True)

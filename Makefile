@@ -1,0 +1,43 @@
+# Every target sets itself up: a virtual environment in $(VENV), with the pinned torch of constraints.txt.
+VENV ?= .venv
+PYTHON ?= python3
+BIN := $(VENV)/bin
+PYTEST := $(BIN)/python -m pytest
+QUESTION ?= What is the capital of France, and what is it known for?
+
+.PHONY: help install demo test test-slow test-gpu lint format clean
+
+help:  ## this list
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+$(VENV)/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "plait needs Python 3.11 or newer; set PYTHON=...")'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	@touch $@
+
+install: $(VENV)/.installed  ## make the environment and install plait into it
+
+demo: $(VENV)/.installed  ## a small real model answers a question; prints what it took
+	$(BIN)/plait generate --chat smollm2-135m "$(QUESTION)" --temperature 0 --max-tokens 60
+
+test: lint  ## everything that must hold; minutes
+	$(PYTEST) -m "not slow and not gpu"
+
+test-slow: $(VENV)/.installed  ## the longer checks
+	$(PYTEST) -m slow --timeout 3600
+
+test-gpu: $(VENV)/.installed  ## the checks that need a CUDA device
+	$(PYTEST) -m gpu -rs
+
+lint: $(VENV)/.installed  ## ruff and mypy
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(VENV)/.installed  ## put the code into shape
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:  ## remove the environment and all caches
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis dist
