@@ -18,19 +18,18 @@ STEPS = 100_000
 WORLDS = 80
 
 
-@pytest.mark.parametrize("part", range(4))
-def test_no_schedule_corrupts_memory(part):
+def test_no_schedule_corrupts_memory():
     """100,000 steps: arrivals, cancels, priorities, memory sizes, delays, loans; the books recounted."""
     steps = preemptions = moved = 0
     hits: set[str] = set()
-    for seed in range(part, WORLDS, 4):
+    for seed in range(WORLDS):
         world = World(seed, depth=1 + seed % 3, check_every=3)
         world.run(STEPS // WORLDS)
         steps += world.steps
         preemptions += world.scheduler.counters.preemptions
         moved += world.cache.counters.units_moved
         hits.update(world.cache.counters.hits)
-    assert steps >= STEPS // 4
+    assert steps >= STEPS
     # The worlds are worth something only if all of this happens in them.
     assert preemptions > 20
     assert moved > 20
