@@ -197,6 +197,9 @@ def test_sliding_windows_that_never_come_into_play_are_fine() -> None:
 def test_folders_without_a_config(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedModelError, match=r"config\.json does not exist: is .* the folder of"):
         config_from_folder(tmp_path)
+    (tmp_path / "adapter_config.json").write_text("{}")
+    with pytest.raises(UnsupportedModelError, match=r"a LoRA adapter.*merge it into its base model"):
+        config_from_folder(tmp_path)
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(UnsupportedModelError, match="is not JSON"):
         config_from_folder(tmp_path)

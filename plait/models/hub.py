@@ -81,7 +81,8 @@ def _local(path: Path) -> Path:
             raise ModelNotFoundError(f"{path} is no model: give a model folder, or a file that ends in .gguf")
         return path
     files = sorted(f for f in path.glob("*.gguf") if f.is_file())
-    has_config = (path / "config.json").is_file()
+    # A folder with an adapter alone is let through: reading its config says what is wrong with it.
+    has_config = any((path / name).is_file() for name in ("config.json", "adapter_config.json"))
     if has_config and (not files or any(path.glob("*.safetensors"))):
         return path
     if len(files) == 1:

@@ -59,6 +59,10 @@ def config_from_folder(folder: Path | str) -> ModelConfig:
     try:
         raw = json.loads(path.read_text())
     except FileNotFoundError as error:
+        if (path.parent / "adapter_config.json").exists():
+            raise UnsupportedModelError(
+                f"{folder} holds a LoRA adapter; adapters are not served: merge it into its base model"
+            ) from error
         raise UnsupportedModelError(f"{path} does not exist: is {folder} the folder of a model?") from error
     except ValueError as error:
         raise UnsupportedModelError(f"{path} is not JSON: {error}") from error
