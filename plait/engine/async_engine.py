@@ -27,6 +27,7 @@ from plait.engine.outputs import (
     RequestOutput,
     RequestRefused,
 )
+from plait.engine.resolve import model_config
 from plait.engine.stats import EngineStats
 from plait.models.generation import GenerationDefaults, generation_config
 from plait.models.hub import resolve_model
@@ -88,6 +89,7 @@ class AsyncEngine:
         stage = on_stage or (lambda text: None)
         stage("finding the model")
         path = await asyncio.to_thread(resolve_model, args.model, args.revision, args.download_dir)
+        model_config(path)  # a model that cannot be served is said before anything about its tokenizer
         stage("loading the tokenizer")
         tokenizer = await asyncio.to_thread(_load_tokenizer, args, path)
         template = _chat_template(args, tokenizer)
