@@ -63,6 +63,7 @@ class EngineClient:
         address = f"ipc://{self._folder}/engine"
         self._context = zmq.asyncio.Context()
         self._socket = self._context.socket(zmq.DEALER)
+        self._socket.set_hwm(0)  # nothing is dropped, and sending never blocks
         self._socket.setsockopt(zmq.LINGER, 0)
         self._died = asyncio.Event()
         self._spawn(address)

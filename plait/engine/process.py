@@ -172,6 +172,7 @@ def main() -> int:
     threading.Thread(target=watch_lifeline, name="lifeline", daemon=True).start()
     context = zmq.Context()
     socket = context.socket(zmq.ROUTER)
+    socket.set_hwm(0)  # a ROUTER drops what exceeds its mark; what waits is bounded by the requests' lengths
     socket.setsockopt(zmq.LINGER, 500)
     socket.bind(order.address)
     process = EngineProcess(socket)
