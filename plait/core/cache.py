@@ -148,6 +148,14 @@ class Cache:
             request.pages.append(page)
         return True
 
+    def page_table(self, request: Request, end: int) -> tuple[int, ...]:
+        """Indices of the pages that hold positions below ``end``. To be read when a plan is frozen."""
+        count = self.geometry.pages_for(end)
+        if len(request.table) != count or request.table_moves != self.counters.units_moved:
+            request.table = tuple([page.index for page in request.pages[:count]])
+            request.table_moves = self.counters.units_moved
+        return request.table
+
     def exports(self, request: Request, start: int, end: int) -> list[PendingExport]:
         """Room for the snapshots that a chunk from ``start`` to ``end`` should take.
 
@@ -204,6 +212,7 @@ class Cache:
                 self._hold(node.page)  # published twice: adopt the elder
                 self._drop_page(request.pages[i], None)
                 request.pages[i] = node.page
+                request.table = ()
             node.used = self._clock
             request.nodes.append(node)
 
@@ -234,7 +243,7 @@ class Cache:
             self._drop_page(request.pages[i], node)
         if request.slot is not None:
             self._drop_state(request.slot)
-        request.pages, request.nodes, request.slot = [], [], None
+        request.pages, request.nodes, request.slot, request.table = [], [], None, ()
 
     def drop_exports(self, exports: Iterable[PendingExport]) -> None:
         """The request of these exports is gone: their memory is free for the next step."""

@@ -389,12 +389,11 @@ class Scheduler:
 
     def _freeze(self, part: Planned) -> Chunk:
         request = part.request
-        pages = request.pages[: self.cache.geometry.pages_for(part.end)]
         return Chunk(
             request_id=request.id,
             tokens=tuple(request.tokens[part.start : part.end]),
             start=part.start,
-            pages=tuple(page.index for page in pages),
+            pages=self.cache.page_table(request, part.end),
             slot=None if request.slot is None else request.slot.index,
             exports=tuple(Export(export.position, export.state.index) for export in part.exports),
             sample=part.sample,
