@@ -110,7 +110,6 @@ class Cache:
                 return False
             request.slot = slot
         self._touch(nodes)
-        self._count_hit(nodes)
         request.pages = [node.page for node in nodes]
         request.nodes = nodes
         request.num_computed_tokens = request.num_committed_tokens = len(nodes) * size
@@ -128,7 +127,9 @@ class Cache:
         if nodes:
             nodes[-1].snapshot_used = self._clock
 
-    def _count_hit(self, nodes: Sequence[Node]) -> None:
+    def count_hit(self, request: Request) -> None:
+        """For the figures: what the request, just admitted, was restored from."""
+        nodes = request.nodes
         if not nodes:
             kind = "none"
         elif not self.geometry.has_state:
