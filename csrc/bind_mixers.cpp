@@ -1,0 +1,8 @@
+#include "bindings.hpp"
+#include "kernels.hpp"
+
+namespace plait {
+
+void bind_mixers(nb::module_&) {}
+
+}  // namespace plait
