@@ -5,6 +5,7 @@
 // initialiser of a static object, before the processor is known to have the instructions.
 #pragma once
 
+#include "ceilings.hpp"
 #include "linear_kernels.hpp"
 #include "mixer_kernels.hpp"
 
@@ -13,6 +14,7 @@ namespace plait {
 struct Kernels {
   const LinearKernels* linear;
   const MixerKernels* mixers;
+  const CeilingKernels* ceilings;
 };
 
 // The kernels of the instruction set in use (see isa.hpp).

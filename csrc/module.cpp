@@ -18,4 +18,5 @@ NB_MODULE(_native, m) {
   m.def("use_isa", [](const std::string& name) { use_isa(name); }, nb::arg("name"));
   bind_linear(m);
   bind_mixers(m);
+  bind_ceilings(m);
 }
