@@ -134,3 +134,36 @@ def report(
     if not isinstance(document, dict) or document.get("schema") != SCHEMA:
         raise ValueError(f"{result} is no result of plait bench with schema {SCHEMA}")
     write_html(document, html)
+
+
+@app.command()
+def kernels(
+    shape: Annotated[
+        str, typer.Argument(help="135m, 0.8b (a hybrid), or a model whose sizes to use; no weights are read.")
+    ] = "0.8b",
+    backend: Annotated[str, typer.Option("--backend", help="Kernel backend; the best by default.")] = "auto",
+    only: Annotated[
+        str, typer.Option("--only", help="Groups: linear, attention, delta, rows, sampling, step.")
+    ] = "linear,attention,delta,rows,sampling,step",
+    threads: Annotated[
+        int | None, typer.Option("--threads", help="Threads that compute; all by default.", min=1)
+    ] = None,
+    seconds: Annotated[float, typer.Option("--seconds", help="Seconds for each case.", min=0.0)] = 0.3,
+    output: Annotated[Path | None, typer.Option("--output", help="File for the result as JSON.")] = None,
+    html: Annotated[Path | None, typer.Option("--html", help="File for a report with plots.")] = None,
+) -> None:
+    """Measure CPU kernels against what this machine can do at best."""
+    import os
+
+    from rich.console import Console
+
+    from plait.bench.kernels import bench_kernels
+    from plait.bench.report import write_html, write_json
+
+    groups = [group.strip() for group in only.split(",")]
+    count = threads or len(os.sched_getaffinity(0))
+    document = bench_kernels(shape, backend, groups, count, seconds, Console(highlight=False))
+    if output is not None:
+        write_json(document, output)
+    if html is not None:
+        write_html(document, html)

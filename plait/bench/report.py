@@ -154,4 +154,4 @@ def _kernels(document: Document) -> str:
         ]
         for row in document["kernels"]
     ]
-    return _table(("", "µs", "rate", "bound by", "share of ceiling"), rows)
+    return _table(("", "µs", "rate", "bound", "share of ceiling"), rows)
