@@ -19,6 +19,9 @@ from plait.bench.workload import (
     warm_up,
 )
 
+_WARM_UP = 2**31
+"""Sets the seeds of warm-ups apart from those of runs."""
+
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
@@ -42,7 +45,7 @@ class Traffic:
         """
         assert args.traffic_seed is not None
         seed = derive_seed(args.traffic_seed, *path) if path else args.traffic_seed
-        extra = _sessions(args, writer, args.num_warmups, derive_seed(seed, 1)) if args.num_warmups else []
+        extra = _sessions(args, writer, args.num_warmups, derive_seed(seed, _WARM_UP))
         measured = _sessions(args, writer, args.num_prompts, seed)
         return cls(measured, warm_up(extra), _arrivals(args), seed)
 
