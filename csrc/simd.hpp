@@ -42,10 +42,14 @@ inline constexpr int kRegs = 16 / kLanes;  // registers that make up sixteen lan
 
 template <class V, class F>
 [[gnu::always_inline]] inline V each(F&& part) {
-  V out;
-#pragma GCC unroll 4
-  for (int i = 0; i < kRegs; ++i) out.r[i] = part(i);
-  return out;
+  // Written out, since a loop would keep values in memory.
+  if constexpr (kRegs == 1) {
+    return {{part(0)}};
+  } else if constexpr (kRegs == 2) {
+    return {{part(0), part(1)}};
+  } else {
+    return {{part(0), part(1), part(2), part(3)}};
+  }
 }
 
 // -- values, memory -----------------------------------------------------------------------------------------
@@ -63,19 +67,30 @@ template <class V, class F>
   return each<i32x16>([](int) { return i32reg{}; });
 }
 
-// Loads and stores need no alignment.
-[[gnu::always_inline]] inline f32x16 load(const float* p) {
-  f32x16 out;
+// Loads and stores need no alignment. They go register by register: compilers copy a larger struct through memory.
+template <class R, class T>
+[[gnu::always_inline]] inline R load_reg(const T* p) {
+  R out;
   std::memcpy(&out, p, sizeof out);
   return out;
+}
+[[gnu::always_inline]] inline f32x16 load(const float* p) {
+  return each<f32x16>([=](int i) { return load_reg<f32reg>(p + i * kLanes); });
 }
 [[gnu::always_inline]] inline i32x16 load(const std::int32_t* p) {
-  i32x16 out;
-  std::memcpy(&out, p, sizeof out);
-  return out;
+  return each<i32x16>([=](int i) { return load_reg<i32reg>(p + i * kLanes); });
 }
-[[gnu::always_inline]] inline void store(float* p, f32x16 a) { std::memcpy(p, &a, sizeof a); }
-[[gnu::always_inline]] inline void store(std::int32_t* p, i32x16 a) { std::memcpy(p, &a, sizeof a); }
+template <class T, class V>
+[[gnu::always_inline]] inline void store_regs(T* p, V a) {
+  std::memcpy(p, &a.r[0], sizeof a.r[0]);
+  if constexpr (kRegs > 1) std::memcpy(p + kLanes, &a.r[1], sizeof a.r[1]);
+  if constexpr (kRegs > 2) {
+    std::memcpy(p + 2 * kLanes, &a.r[2], sizeof a.r[2]);
+    std::memcpy(p + 3 * kLanes, &a.r[3], sizeof a.r[3]);
+  }
+}
+[[gnu::always_inline]] inline void store(float* p, f32x16 a) { store_regs(p, a); }
+[[gnu::always_inline]] inline void store(std::int32_t* p, i32x16 a) { store_regs(p, a); }
 
 [[gnu::always_inline]] inline i32x16 bits(f32x16 a) {
   return each<i32x16>([=](int i) { return (i32reg)a.r[i]; });
@@ -140,6 +155,10 @@ template <int n>
 template <int n>
 [[gnu::always_inline]] inline i32x16 shift_right(i32x16 a) {
   return each<i32x16>([=](int i) { return a.r[i] >> n; });
+}
+
+[[gnu::always_inline]] inline i32x16 max(i32x16 a, i32x16 b) {
+  return each<i32x16>([=](int i) { return a.r[i] > b.r[i] ? a.r[i] : b.r[i]; });
 }
 
 [[gnu::always_inline]] inline f32x16 abs(f32x16 a) { return from_bits(bits(a) & splat(0x7fffffff)); }
@@ -246,6 +265,22 @@ template <class Op>
 // NaN lanes are ignored or not, as it comes.
 [[gnu::always_inline]] inline float reduce_max(f32x16 a) {
   return fold(a, [](f32reg x, f32reg y) { return reg_max(x, y); });
+}
+// Integers, so that the order does not matter.
+[[gnu::always_inline]] inline std::int32_t reduce_add(i32x16 a) {
+  std::int32_t sum = 0;
+#pragma GCC unroll 16
+  for (int lane = 0; lane < 16; ++lane) sum += a.r[lane / kLanes][lane % kLanes];
+  return sum;
+}
+[[gnu::always_inline]] inline std::int32_t reduce_max(i32x16 a) {
+  std::int32_t most = a.r[0][0];
+#pragma GCC unroll 16
+  for (int lane = 1; lane < 16; ++lane) {
+    const std::int32_t other = a.r[lane / kLanes][lane % kLanes];
+    most = most > other ? most : other;
+  }
+  return most;
 }
 [[gnu::always_inline]] inline float first(f32x16 a) { return a.r[0][0]; }
 

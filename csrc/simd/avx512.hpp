@@ -38,6 +38,10 @@ struct i32x16 {
 [[gnu::always_inline]] inline void narrow(std::uint16_t* p, i32x16 a) {
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16((__m512i)a.r[0]));
 }
+// The low 8 bits of each lane.
+[[gnu::always_inline]] inline void narrow(std::int8_t* p, i32x16 a) {
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8((__m512i)a.r[0]));
+}
 [[gnu::always_inline]] inline f32x16 half_to_float(const std::uint16_t* p) {
   return {_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)))};
 }

@@ -50,6 +50,12 @@ struct i32x16 {
   vst1q_u16(p, vuzp1q_u16((uint16x8_t)a.r[0], (uint16x8_t)a.r[1]));
   vst1q_u16(p + 8, vuzp1q_u16((uint16x8_t)a.r[2], (uint16x8_t)a.r[3]));
 }
+// The low 8 bits of each lane.
+[[gnu::always_inline]] inline void narrow(std::int8_t* p, i32x16 a) {
+  const uint16x8_t low = vuzp1q_u16((uint16x8_t)a.r[0], (uint16x8_t)a.r[1]);
+  const uint16x8_t high = vuzp1q_u16((uint16x8_t)a.r[2], (uint16x8_t)a.r[3]);
+  vst1q_s8(p, vreinterpretq_s8_u8(vuzp1q_u8(vreinterpretq_u8_u16(low), vreinterpretq_u8_u16(high))));
+}
 [[gnu::always_inline]] inline f32x16 half_to_float(const std::uint16_t* p) {
   f32x16 out;
   for (int i = 0; i < 4; ++i) out.r[i] = (f32reg)vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(p + 4 * i)));

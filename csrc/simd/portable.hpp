@@ -22,8 +22,8 @@ struct i32x16 {
 // a * b + c rounded once, without the instruction for it. The product of two floats is exact in double, but
 // its sum with c is rounded to double and would be rounded again to float. Rounding the first time *to odd*
 // (when inexact, to the neighbour whose last bit is 1) makes the second rounding right (Boldo and Melquiond,
-// "Emulation of a FMA and correctly rounded sums", 2008).
-[[gnu::always_inline]] inline f32reg reg_fma(f32reg a, f32reg b, f32reg c) {
+// "Emulation of a FMA and correctly rounded sums", 2008). Not inlined: unrolled kernels would take minutes to compile.
+[[gnu::noinline]] inline f32reg reg_fma(f32reg a, f32reg b, f32reg c) {
   using f64x2 [[gnu::vector_size(16)]] = double;
   using i64x2 [[gnu::vector_size(16)]] = std::int64_t;
   f32reg out;
@@ -58,6 +58,10 @@ template <class T>
 // The low 16 bits of each lane.
 [[gnu::always_inline]] inline void narrow(std::uint16_t* p, i32x16 a) {
   for (int lane = 0; lane < 16; ++lane) p[lane] = static_cast<std::uint16_t>(a.r[lane / 4][lane % 4]);
+}
+// The low 8 bits of each lane.
+[[gnu::always_inline]] inline void narrow(std::int8_t* p, i32x16 a) {
+  for (int lane = 0; lane < 16; ++lane) p[lane] = static_cast<std::int8_t>(a.r[lane / 4][lane % 4]);
 }
 [[gnu::always_inline]] inline f32x16 half_to_float(const std::uint16_t* p) {
   const i32x16 half = widen(p);
