@@ -145,6 +145,7 @@ class VllmCpu:
         command += ["--max-num-seqs", str(load.parallel), "--enable-prefix-caching"]
         cores = ",".join(str(core) for core in sorted(os.sched_getaffinity(0))[: load.threads])
         environment = {
+            "VLLM_TARGET_DEVICE": "cpu",
             "VLLM_CPU_KVCACHE_SPACE": "2",
             "VLLM_CPU_OMP_THREADS_BIND": cores,
             "VLLM_NO_USAGE_STATS": "1",

@@ -141,7 +141,7 @@ def hybrid_gguf(converter: Path, checkpoint: Path, target: Path, kind: str) -> P
     """
     if target.exists():
         return target
-    command = [str(converter), "--outtype", kind, "--outfile", str(target), str(checkpoint)]
+    command = [str(converter), "--no-mtp", "--outtype", kind, "--outfile", str(target), str(checkpoint)]
     ended = subprocess.run(command, capture_output=True, text=True, check=False)
     if ended.returncode:
         target.unlink(missing_ok=True)

@@ -245,6 +245,7 @@ def main() -> None:
     parser.add_argument("--output-len", type=int, default=64)
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that servers are stopped then too
 
     entries, tokenizer = contenders(given.model, given.cache)
     if given.only:
