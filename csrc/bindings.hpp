@@ -21,6 +21,7 @@ T* at(std::uintptr_t address) {
 
 void bind_linear(nb::module_& m);
 void bind_mixers(nb::module_& m);
+void bind_sampling(nb::module_& m);
 void bind_ceilings(nb::module_& m);
 
 }  // namespace plait

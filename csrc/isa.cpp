@@ -14,28 +14,33 @@ namespace plait {
 namespace baseline {
 extern const LinearKernels linear_kernels;
 extern const MixerKernels mixer_kernels;
+extern const SamplingKernels sampling_kernels;
 extern const CeilingKernels ceiling_kernels;
 }  // namespace baseline
 #if defined(__x86_64__)
 namespace avx2 {
 extern const LinearKernels linear_kernels;
 extern const MixerKernels mixer_kernels;
+extern const SamplingKernels sampling_kernels;
 extern const CeilingKernels ceiling_kernels;
 }  // namespace avx2
 namespace avx512 {
 extern const LinearKernels linear_kernels;
 extern const MixerKernels mixer_kernels;
+extern const SamplingKernels sampling_kernels;
 extern const CeilingKernels ceiling_kernels;
 }  // namespace avx512
 namespace avx512vnni {
 extern const LinearKernels linear_kernels;
 extern const MixerKernels mixer_kernels;
+extern const SamplingKernels sampling_kernels;
 extern const CeilingKernels ceiling_kernels;
 }  // namespace avx512vnni
 #elif defined(__aarch64__)
 namespace neon {
 extern const LinearKernels linear_kernels;
 extern const MixerKernels mixer_kernels;
+extern const SamplingKernels sampling_kernels;
 extern const CeilingKernels ceiling_kernels;
 }  // namespace neon
 #endif
@@ -67,16 +72,18 @@ bool has_avx512vnni() { return has_avx512() && __builtin_cpu_supports("avx512vnn
 
 bool always() { return true; }
 
+#define PLAIT_KERNELS(isa) \
+  { &isa::linear_kernels, &isa::mixer_kernels, &isa::sampling_kernels, &isa::ceiling_kernels }
+
 // From the slowest to the fastest.
 const Isa kIsas[] = {
-    {"baseline", true, always, {&baseline::linear_kernels, &baseline::mixer_kernels, &baseline::ceiling_kernels}},
+    {"baseline", true, always, PLAIT_KERNELS(baseline)},
 #if defined(__x86_64__)
-    {"avx2", true, has_avx2, {&avx2::linear_kernels, &avx2::mixer_kernels, &avx2::ceiling_kernels}},
-    {"avx512", true, has_avx512, {&avx512::linear_kernels, &avx512::mixer_kernels, &avx512::ceiling_kernels}},
-    {"avx512vnni", true, has_avx512vnni,
-     {&avx512vnni::linear_kernels, &avx512vnni::mixer_kernels, &avx512vnni::ceiling_kernels}},
+    {"avx2", true, has_avx2, PLAIT_KERNELS(avx2)},
+    {"avx512", true, has_avx512, PLAIT_KERNELS(avx512)},
+    {"avx512vnni", true, has_avx512vnni, PLAIT_KERNELS(avx512vnni)},
 #elif defined(__aarch64__)
-    {"neon", false, always, {&neon::linear_kernels, &neon::mixer_kernels, &neon::ceiling_kernels}},
+    {"neon", false, always, PLAIT_KERNELS(neon)},
 #endif
 };
 

@@ -8,12 +8,14 @@
 #include "ceilings.hpp"
 #include "linear_kernels.hpp"
 #include "mixer_kernels.hpp"
+#include "sampling_kernels.hpp"
 
 namespace plait {
 
 struct Kernels {
   const LinearKernels* linear;
   const MixerKernels* mixers;
+  const SamplingKernels* sampling;
   const CeilingKernels* ceilings;
 };
 

@@ -18,5 +18,6 @@ NB_MODULE(_native, m) {
   m.def("use_isa", [](const std::string& name) { use_isa(name); }, nb::arg("name"));
   bind_linear(m);
   bind_mixers(m);
+  bind_sampling(m);
   bind_ceilings(m);
 }
