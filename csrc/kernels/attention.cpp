@@ -15,7 +15,7 @@ namespace {
 
 constexpr int kPartialKeys = 512;
 constexpr int kTileRows = 96;                  // their sums stay in the second-level cache
-constexpr std::int64_t kMostApart = 16 << 20;  // numbers kept for partials that are computed apart
+constexpr std::int64_t kMostApart = 4 << 20;   // numbers kept for partials that are computed apart
 
 // Row r is query head `head * group + r % group` of token r / group of the chunk, so positions rise with rows.
 struct QueryTile {
