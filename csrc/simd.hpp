@@ -55,7 +55,7 @@ template <class V, class F>
 // -- values, memory -----------------------------------------------------------------------------------------
 
 [[gnu::always_inline]] inline f32x16 splat(float a) {
-  return each<f32x16>([=](int) { return f32reg{} + a; });
+  return each<f32x16>([=](int) { return a - f32reg{}; });  // a - 0 is a, also for -0; a + 0 would be an addition
 }
 [[gnu::always_inline]] inline i32x16 splat(std::int32_t a) {
   return each<i32x16>([=](int) { return i32reg{} + a; });

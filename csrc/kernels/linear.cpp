@@ -14,7 +14,7 @@ namespace {
 enum Scratch { kUnits, kScales, kWidened };
 
 constexpr std::int64_t kPanelStep = 4;   // panels that go through all rows together
-constexpr std::int64_t kStretch = 256;   // inputs widened at a time: 4 panels x 256 x 16 floats are 64 KiB
+constexpr std::int64_t kStretch = 128;   // inputs widened at a time: 4 panels x 256 x 16 floats are 64 KiB
 
 // Rows of one weight matrix, with their activations packed.
 struct Group {
@@ -42,9 +42,17 @@ TileInput input_of(const Job& job, std::int64_t row) {
   return {job.packed + row * job.units, job.packed_scales + row * job.scales, job.offsets + row * job.scales};
 }
 
-TileOutput output_of(const Job& job, std::int64_t row, std::int64_t panel) {
-  const float* bias = job.weight.bias ? job.weight.bias + 16 * panel : nullptr;
-  return {job.y + row * job.y_stride + 16 * panel, job.y_stride, job.weight.outputs - 16 * panel, bias};
+// Calls run(output) for the R x P tile at `row` and `panel`.
+template <int R, int P, class Run>
+[[gnu::always_inline]] inline void with_output(const Job& job, std::int64_t row, std::int64_t panel, bool last,
+                                               Run run) {
+  const float* bias = last && job.weight.bias ? job.weight.bias + 16 * panel : nullptr;
+  const TileOutput out{job.y + row * job.y_stride + 16 * panel, job.y_stride, bias};
+  const std::int64_t columns = job.weight.outputs - 16 * panel;
+  if (columns >= 16 * P) return run(out);
+  Ragged<R, P> ragged(out, columns);
+  run(ragged.wide());
+  ragged.copy_back();
 }
 
 template <WeightFormat format>
@@ -54,16 +62,17 @@ template <WeightFormat format, int R, int P>
 void tile(const Job& job, const Group& group, std::int64_t row, std::int64_t panel) {
   const std::byte* at = group.panels + panel * job.panel_stride;
   const TileInput in = input_of(job, group.first + row);
-  const TileOutput out = output_of(job, group.first + row, panel);
-  if constexpr (units_of(format) == Units::floats) {
-    float_tile<Stored<format>, R, P>(at, job.panel_stride, job.weight.inputs, in, out, false);
-  } else if constexpr (format == WeightFormat::int8) {
-    int8_tile<R, P>(at, job.panel_stride, job.weight.inputs, in, out);
-  } else if constexpr (format == WeightFormat::q8_0) {
-    q8_0_tile<R, P>(at, job.panel_stride, job.weight.inputs, in, out);
-  } else {
-    nibble_tile<format, R, P>(at, job.panel_stride, job.weight.inputs, in, out);
-  }
+  with_output<R, P>(job, group.first + row, panel, true, [&](TileOutput out) {
+    if constexpr (units_of(format) == Units::floats) {
+      float_tile<Stored<format>, R, P>(at, job.panel_stride, job.weight.inputs, in, out, false);
+    } else if constexpr (format == WeightFormat::int8) {
+      int8_tile<R, P>(at, job.panel_stride, job.weight.inputs, in, out);
+    } else if constexpr (format == WeightFormat::q8_0) {
+      q8_0_tile<R, P>(at, job.panel_stride, job.weight.inputs, in, out);
+    } else {
+      nibble_tile<format, R, P>(at, job.panel_stride, job.weight.inputs, in, out);
+    }
+  });
 }
 
 // R rows from `row` on, panels `begin` to `end`.
@@ -90,15 +99,17 @@ void wide_tiles(const Job& job, const Group& group, std::int64_t row, std::int64
   in.units += from * R;
   const bool last = from + length == job.weight.inputs;
   for (std::int64_t panel = begin; panel < end;) {
-    TileOutput out = output_of(job, group.first + row, panel);
-    if (!last) out.bias = nullptr;
     const std::byte* at = reinterpret_cast<const std::byte*>(wide + (panel - begin) * kStretch * 16);
+    const auto run = [&]<int count>(std::integral_constant<int, count>) {
+      with_output<R, count>(job, group.first + row, panel, last, [&](TileOutput out) {
+        float_tile<float, R, count>(at, kStride, length, in, out, from > 0);
+      });
+      panel += count;
+    };
     if (panel + P <= end) {
-      float_tile<float, R, P>(at, kStride, length, in, out, from > 0);
-      panel += P;
+      run(std::integral_constant<int, P>{});
     } else {
-      float_tile<float, R, 1>(at, kStride, length, in, out, from > 0);
-      ++panel;
+      run(std::integral_constant<int, 1>{});
     }
   }
 }

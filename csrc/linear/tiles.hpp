@@ -29,28 +29,66 @@ struct TileInput {
   const std::int32_t* offsets;  // [scales][R]
 };
 
+// Where a tile's R rows of 16 P outputs go, all of them: see `Ragged` for the end of a matrix.
 struct TileOutput {
   float* y;
-  std::int64_t stride;      // between rows
-  std::int64_t columns;     // from y to the matrix's last output; less than 16 P at its end
-  const float* bias;        // of the first column, or null
+  std::int64_t stride;  // between rows
+  const float* bias;    // of the first column, or null
 
-  [[gnu::always_inline]] f32x16 get(int row, int panel) const {
-    const std::int64_t left = columns - 16 * panel;
-    const float* from = y + row * stride + 16 * panel;
-    return left >= 16 ? load(from) : load_first(from, static_cast<int>(left));
+  template <int R, int P>
+  [[gnu::always_inline]] void get(f32x16 (&sums)[R][P]) const {
+#pragma GCC unroll 16
+    for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 4
+      for (int p = 0; p < P; ++p) sums[r][p] = load(y + r * stride + 16 * p);
+    }
   }
-  [[gnu::always_inline]] void put(int row, int panel, f32x16 value) const {
-    const std::int64_t left = columns - 16 * panel;
-    float* to = y + row * stride + 16 * panel;
-    if (left >= 16) {
-      store(to, bias ? value + load(bias + 16 * panel) : value);
-    } else {
-      const int n = static_cast<int>(left);
-      store_first(to, bias ? value + load_first(bias + 16 * panel, n) : value, n);
+  template <int R, int P>
+  [[gnu::always_inline]] void put(const f32x16 (&sums)[R][P]) const {
+#pragma GCC unroll 4
+    for (int p = 0; p < P; ++p) {
+      if (bias) {
+        const f32x16 b = load(bias + 16 * p);
+#pragma GCC unroll 16
+        for (int r = 0; r < R; ++r) store(y + r * stride + 16 * p, sums[r][p] + b);
+      } else {
+#pragma GCC unroll 16
+        for (int r = 0; r < R; ++r) store(y + r * stride + 16 * p, sums[r][p]);
+      }
     }
   }
 };
+
+// Stands in for an output of R rows by fewer than 16 P columns: as wide as the tile wants it, and copied back.
+template <int R, int P>
+class Ragged {
+ public:
+  Ragged(TileOutput real, std::int64_t columns) : real_(real), columns_(columns) {
+    for (int r = 0; r < R; ++r) std::memcpy(y_ + 16 * P * r, real_.y + r * real_.stride, bytes());
+    if (real_.bias) std::memcpy(bias_, real_.bias, bytes());
+  }
+  TileOutput wide() { return {y_, 16 * P, real_.bias ? bias_ : nullptr}; }
+  void copy_back() const {
+    for (int r = 0; r < R; ++r) std::memcpy(real_.y + r * real_.stride, y_ + 16 * P * r, bytes());
+  }
+
+ private:
+  std::size_t bytes() const { return static_cast<std::size_t>(columns_) * sizeof(float); }
+
+  TileOutput real_;
+  std::int64_t columns_;
+  float y_[R * 16 * P] = {};
+  float bias_[16 * P] = {};
+};
+
+template <class Sum, int R, int P>
+[[gnu::always_inline]] inline void clear(Sum (&sums)[R][P]) {
+#pragma GCC unroll 16
+  for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 4
+    for (int p = 0; p < P; ++p) sums[r][p] = Sum{};
+  }
+}
 
 [[gnu::always_inline]] inline f32x16 splat_unit(const std::int32_t* unit) {
   float value;
@@ -102,21 +140,17 @@ template <class T, int R, int P>
 // is in `out` for the last stretch of k alone.
 template <class T, int R, int P>
 inline void float_tile(const std::byte* panel, std::int64_t panel_stride, std::int64_t inputs, TileInput in,
-                       const TileOutput& out, bool resume) {
+                       TileOutput out, bool resume) {
   const T* panels[P];
   for (int p = 0; p < P; ++p) panels[p] = reinterpret_cast<const T*>(panel + p * panel_stride);
   f32x16 sums[R][P];
-#pragma GCC unroll 16
-  for (int r = 0; r < R; ++r) {
-#pragma GCC unroll 4
-    for (int p = 0; p < P; ++p) sums[r][p] = resume ? out.get(r, p) : zero();
+  if (resume) {
+    out.get(sums);
+  } else {
+    clear(sums);
   }
   float_chains(sums, panels, in.units, inputs);
-#pragma GCC unroll 16
-  for (int r = 0; r < R; ++r) {
-#pragma GCC unroll 4
-    for (int p = 0; p < P; ++p) out.put(r, p, sums[r][p]);
-  }
+  out.put(sums);
 }
 
 // -- integers -----------------------------------------------------------------------------------------------
@@ -142,18 +176,9 @@ template <int R, int P>
   }
 }
 
-template <class Sum, int R, int P>
-[[gnu::always_inline]] inline void clear(Sum (&sums)[R][P]) {
-#pragma GCC unroll 16
-  for (int r = 0; r < R; ++r) {
-#pragma GCC unroll 4
-    for (int p = 0; p < P; ++p) sums[r][p] = Sum{};
-  }
-}
-
 template <int R, int P>
 inline void int8_tile(const std::byte* panel, std::int64_t panel_stride, std::int64_t inputs, TileInput in,
-                      const TileOutput& out) {
+                      TileOutput out) {
   const std::int8_t* panels[P];
   for (int p = 0; p < P; ++p) panels[p] = reinterpret_cast<const std::int8_t*>(panel + p * panel_stride);
   f32x16 values[R][P];
@@ -173,14 +198,15 @@ inline void int8_tile(const std::byte* panel, std::int64_t panel_stride, std::in
   const std::int64_t at = weights_bytes(WeightFormat::int8, inputs);
   for (int p = 0; p < P; ++p) {
     const f32x16 scale = load(reinterpret_cast<const float*>(panel + p * panel_stride + at));
-    for (int r = 0; r < R; ++r) out.put(r, p, (values[r][p] * scale) * splat(in.scales[r]));
+    for (int r = 0; r < R; ++r) values[r][p] = (values[r][p] * scale) * splat(in.scales[r]);
   }
+  out.put(values);
 }
 
 // GGUF's Q8_0: as above, but a scale for every 32 inputs of an output. A block's sum is below 2^24.
 template <int R, int P>
 inline void q8_0_tile(const std::byte* panel, std::int64_t panel_stride, std::int64_t inputs, TileInput in,
-                      const TileOutput& out) {
+                      TileOutput out) {
   const std::int8_t* panels[P];
   const f16* scales[P];
   for (int p = 0; p < P; ++p) {
@@ -203,14 +229,15 @@ inline void q8_0_tile(const std::byte* panel, std::int64_t panel_stride, std::in
     }
   }
   for (int p = 0; p < P; ++p) {
-    for (int r = 0; r < R; ++r) out.put(r, p, values[r][p] * splat(in.scales[r]));
+    for (int r = 0; r < R; ++r) values[r][p] = values[r][p] * splat(in.scales[r]);
   }
+  out.put(values);
 }
 
 // Weights of 4 bits times 8-bit inputs; both have a scale for every block.
 template <WeightFormat format, int R, int P>
 inline void nibble_tile(const std::byte* panel, std::int64_t panel_stride, std::int64_t inputs, TileInput in,
-                        const TileOutput& out) {
+                        TileOutput out) {
   using Scale = std::conditional_t<format == WeightFormat::int4, bf16, f16>;
   constexpr int kBlock = block_of(format);
   const std::uint8_t* panels[P];
@@ -268,9 +295,7 @@ inline void nibble_tile(const std::byte* panel, std::int64_t panel_stride, std::
       }
     }
   }
-  for (int p = 0; p < P; ++p) {
-    for (int r = 0; r < R; ++r) out.put(r, p, values[r][p]);
-  }
+  out.put(values);
 }
 
 }  // namespace plait::PLAIT_ISA
