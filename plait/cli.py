@@ -1,4 +1,4 @@
-"""The command line: ``plait serve | generate | chat | pull | explain | version``."""
+"""The command line: ``plait serve | generate | chat | pull | explain | bench | version``."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from plait import __version__
+from plait.bench.cli import app as bench
 from plait.cli_options import flags_for_names, take_foreign, with_engine_flags
 from plait.cli_report import Download, Stages, fail, note, show_explanation, show_ready
 from plait.config import EngineArgs
@@ -23,6 +24,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+app.add_typer(bench)
 
 Model = Annotated[
     str, typer.Argument(help="A folder, a GGUF file, an id on the Hugging Face hub, or a built-in name.")

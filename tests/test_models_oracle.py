@@ -11,13 +11,17 @@ import torch
 from checkpoints import FAMILIES, VOCAB, checkpoint, oracle_greedy, oracle_logits
 from steps import Harness, Stream
 
-from plait.kernels.registry import get_backend
+from plait.kernels.registry import backend_names, get_backend
 from plait.models.registry import config_from_folder, load_model
 from plait.models.sources import SafetensorsSource
 
 LENGTHS = (1, 2, 3, 4, 5, 15, 16, 17, 31, 32, 33, 63, 64, 65, 100, 129, 200, 257, 333, 700)
 TOLERANCE = 1e-4
 """Largest difference of logits over the largest logit."""
+
+backends = pytest.mark.parametrize(
+    "backend", [name for name in backend_names() if name in ("reference", "cpu")]
+)
 
 
 @pytest.fixture(autouse=True)
@@ -26,17 +30,17 @@ def _one_thread() -> None:
 
 
 @functools.cache
-def loaded(family: str) -> Any:
+def loaded(family: str, backend: str) -> Any:
     folder = checkpoint(family)
     config = config_from_folder(folder)
     layout, source = config.cache_layout(32, dtype=torch.float32), SafetensorsSource(folder)
     return load_model(
-        config, source, dtype=torch.float32, device="cpu", backend=get_backend("reference"), layout=layout
+        config, source, dtype=torch.float32, device="cpu", backend=get_backend(backend), layout=layout
     )
 
 
-def harness(family: str, **options: Any) -> Harness:
-    model = loaded(family)
+def harness(family: str, backend: str, **options: Any) -> Harness:
+    model = loaded(family, backend)
     return Harness(model, model.layout, **options)
 
 
@@ -60,33 +64,36 @@ def error(family: str, stream: Stream, first: int = 0) -> float:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_logits_of_whole_prompts(family: str) -> None:
-    bench = harness(family)
+@backends
+def test_logits_of_whole_prompts(family: str, backend: str) -> None:
+    bench = harness(family, backend)
     worst = 0.0
     for tokens in prompts():
         stream = bench.stream(tokens)
         bench.step([(stream, len(tokens))])
         worst = max(worst, error(family, stream))
-    print(f"{family}: largest relative error of whole prompts {worst:.1e}")
+    print(f"{family} on {backend}: largest relative error of whole prompts {worst:.1e}")
     assert worst < TOLERANCE
     assert expected(family, prompts()[-1]).std() >= 1
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_logits_of_mixed_batches(family: str) -> None:
+@backends
+def test_logits_of_mixed_batches(family: str, backend: str) -> None:
     """20 requests at once: chunks of 1 to 100 tokens, prefill beside decode, pages in any order."""
-    bench = harness(family, seed=1)
+    bench = harness(family, backend, seed=1)
     streams = [bench.stream(tokens) for tokens in prompts()]
     bench.run(streams, budget=300)
     worst = max(error(family, stream) for stream in streams)
-    print(f"{family}: largest relative error of mixed batches {worst:.1e}")
+    print(f"{family} on {backend}: largest relative error of mixed batches {worst:.1e}")
     assert worst < TOLERANCE
 
 
 @pytest.mark.parametrize("family", ["qwen3_5", "qwen3_5_moe"])
-def test_resume_from_exported_states(family: str) -> None:
+@backends
+def test_resume_from_exported_states(family: str, backend: str) -> None:
     """States exported inside a pass, and at its end, are those after exactly that many tokens."""
-    bench = harness(family, seed=2)
+    bench = harness(family, backend, seed=2)
     other, stream = bench.stream(prompts()[10]), bench.stream(prompts()[-3])
     bench.step([(stream, 40)])
     wanted = (1, 2, 3, 24, 60, 100)
@@ -102,12 +109,13 @@ def test_resume_from_exported_states(family: str) -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_greedy_answers(family: str) -> None:
+@backends
+def test_greedy_answers(family: str, backend: str) -> None:
     """Teacher-forced: the oracle's next token is ours wherever its two best differ by more than 1e-4."""
     prompt = prompts()[6]
     answer = oracle_greedy(checkpoint(family), prompt, 64)
     assert len(set(answer)) >= 20, "the checkpoint answers too evenly to test anything"
-    bench = harness(family)
+    bench = harness(family, backend)
     stream = bench.stream((*prompt, *answer))
     bench.step([(stream, len(prompt))])
     while stream.left:
@@ -119,10 +127,11 @@ def test_greedy_answers(family: str) -> None:
     assert torch.equal(ours.argmax(-1)[clear], torch.tensor(answer)[clear])
 
 
-def test_only_wanted_rows_give_logits() -> None:
+@backends
+def test_only_wanted_rows_give_logits(backend: str) -> None:
     from steps import make_batch
 
-    bench = harness("qwen3_5")
+    bench = harness("qwen3_5", backend)
     tokens = prompts()[8]
     batch = make_batch([(tokens, 0, [7], 1)], logit_rows=[2, len(tokens) - 1])
     logits = bench.model.forward(batch, bench.views)

@@ -12,6 +12,8 @@ import math
 
 import torch
 
+from plait.kernels.cpu import sampling as native
+
 _LN2_HIGH = float.fromhex("0x1.62e42feep-1")
 """ln 2 rounded to 32 bits: times an integer below 2**20 it is exact."""
 _LN2_LOW = 1.9082149292705877e-10
@@ -88,6 +90,8 @@ def sum_exp(logits: torch.Tensor, peaks: torch.Tensor, temperatures: torch.Tenso
     Returns:
         float64 [R]. Blocks of columns are summed as trees, then added from left to right.
     """
+    if native.usable(logits):
+        return native.sum_exp(logits, peaks, temperatures)
     rows, vocab = logits.shape
     if rows > 1 and logits.device.type == "cpu":  # row by row the scratch stays in cache
         parts = [slice(row, row + 1) for row in range(rows)]

@@ -23,6 +23,7 @@ import torch
 
 from plait.core.plan import TokenLogprobs
 from plait.core.sampling_params import SamplingParams
+from plait.kernels.cpu import sampling as native
 from plait.worker.exact import exp_, log, running_sum, sum_exp
 from plait.worker.logprobs import token_logprobs
 from plait.worker.philox import uniforms
@@ -191,9 +192,14 @@ def _draw_narrow(
 def _draw_wide(logits: torch.Tensor, peak: torch.Tensor, row: Row) -> int:
     """The draw of one row, float32 [V], from the whole vocabulary but for min-p."""
     params = row.request.params
+    floor = max(-_NOISE_SPREAD, math.log(params.min_p) if params.min_p else -math.inf)
+    if native.usable(logits):
+        return native.draw(
+            logits, peak=float(peak), temperature=params.temperature, floor=floor,
+            seed=row.request.seed, position=row.position,
+        )  # fmt: skip
     temperature = _column([params.temperature], logits.device)[0]  # a tensor: CUDA multiplies by 1 / scalar
     scaled = (logits.to(torch.float64) - peak.to(torch.float64)) / temperature
-    floor = max(-_NOISE_SPREAD, math.log(params.min_p) if params.min_p else -math.inf)
     ids = (scaled >= floor).nonzero()[:, 0]
     scaled = scaled[ids]
     draws = torch.empty_like(scaled)

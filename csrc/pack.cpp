@@ -1,0 +1,189 @@
+#include "pack.hpp"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "pool.hpp"
+
+namespace plait {
+namespace {
+
+float widen_bf16(std::uint16_t bits) { return std::bit_cast<float>(static_cast<std::uint32_t>(bits) << 16); }
+
+float widen_f16(std::uint16_t bits) {
+  const std::uint32_t sign = (bits & 0x8000u) << 16, rest = bits & 0x7fffu;
+  const float tiny = static_cast<float>(rest) * 0x1p-24f;
+  const std::uint32_t wide = (rest << 13) + ((rest >= 0x7c00 ? 224u : 112u) << 23);
+  return std::bit_cast<float>(sign | (rest < 0x400 ? std::bit_cast<std::uint32_t>(tiny) : wide));
+}
+
+std::uint16_t narrow_bf16(float value) {
+  const auto bits = std::bit_cast<std::uint32_t>(value);
+  if (std::isnan(value)) return static_cast<std::uint16_t>(bits >> 16 | 0x40);
+  return static_cast<std::uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+}
+
+std::uint16_t narrow_f16(float value) {
+  const auto bits = std::bit_cast<std::uint32_t>(value);
+  const std::uint32_t sign = bits >> 16 & 0x8000, rest = bits & 0x7fffffff;
+  if (rest > 0x7f800000) return static_cast<std::uint16_t>(sign | 0x7e00);
+  if (rest >= 0x477ff000) return static_cast<std::uint16_t>(sign | 0x7c00);
+  if (rest < 0x38800000) {
+    const float shifted = std::bit_cast<float>(rest) * 0x1p24f + 0x1p23f;  // rounds to an integer
+    return static_cast<std::uint16_t>(sign | (std::bit_cast<std::uint32_t>(shifted) - 0x4b000000));
+  }
+  return static_cast<std::uint16_t>(sign | (rest - (112u << 23) + 0xfff + (rest >> 13 & 1)) >> 13);
+}
+
+// One row as float32.
+void read_row(WeightFormat type, const void* weights, std::int64_t row, std::int64_t inputs, float* out) {
+  if (type == WeightFormat::f32) {
+    std::memcpy(out, static_cast<const float*>(weights) + row * inputs, inputs * sizeof(float));
+    return;
+  }
+  const auto* from = static_cast<const std::uint16_t*>(weights) + row * inputs;
+  if (type == WeightFormat::bf16) {
+    for (std::int64_t k = 0; k < inputs; ++k) out[k] = widen_bf16(from[k]);
+  } else {
+    for (std::int64_t k = 0; k < inputs; ++k) out[k] = widen_f16(from[k]);
+  }
+}
+
+void check_finite(float largest) {
+  if (!std::isfinite(largest)) throw std::invalid_argument("a weight is infinite or not a number: it has no int format");
+}
+
+// The value of largest magnitude; NaN if there is one.
+float extreme(const float* values, std::int64_t count) {
+  float most = 0;
+  for (std::int64_t i = 0; i < count; ++i) {
+    if (std::isnan(values[i])) return values[i];
+    if (std::abs(values[i]) > std::abs(most)) most = values[i];
+  }
+  return most;
+}
+
+// Places of weight k of an output, counted from the panel's start.
+std::int64_t pair_place(std::int64_t k, int lane) { return k / 2 * 32 + lane * 2 + k % 2; }
+std::int64_t nibble_place(std::int64_t k, int lane) { return k / 8 * 64 + lane * 4 + k % 4; }
+
+void put_nibble(std::byte* panel, std::int64_t k, int lane, int q) {
+  panel[nibble_place(k, lane)] |= static_cast<std::byte>(k % 8 < 4 ? q : q << 4);
+}
+
+void put_16(std::byte* at, std::int64_t index, std::uint16_t value) { std::memcpy(at + 2 * index, &value, 2); }
+
+void pack_float(WeightFormat format, const float* row, std::int64_t inputs, int lane, std::byte* panel) {
+  for (std::int64_t k = 0; k < inputs; ++k) {
+    const std::int64_t index = 16 * k + lane;
+    if (format == WeightFormat::f32) std::memcpy(panel + 4 * index, &row[k], 4);
+    if (format == WeightFormat::bf16) put_16(panel, index, narrow_bf16(row[k]));
+    if (format == WeightFormat::f16) put_16(panel, index, narrow_f16(row[k]));
+  }
+}
+
+void pack_int8(const float* row, std::int64_t inputs, int lane, std::byte* panel) {
+  const float largest = std::abs(extreme(row, inputs));
+  check_finite(largest);
+  const float scale = largest / 127.0f;
+  std::memcpy(panel + weights_bytes(WeightFormat::int8, inputs) + 4 * lane, &scale, 4);
+  if (scale == 0) return;
+  for (std::int64_t k = 0; k < inputs; ++k) {
+    const float q = std::clamp(std::nearbyint(row[k] / scale), -127.0f, 127.0f);
+    panel[pair_place(k, lane)] = static_cast<std::byte>(static_cast<std::int8_t>(q));
+  }
+}
+
+void pack_int4(const float* row, std::int64_t inputs, int lane, std::byte* panel) {
+  std::byte* scales = panel + weights_bytes(WeightFormat::int4, inputs);
+  constexpr std::int64_t kGroup = block_of(WeightFormat::int4);
+  for (std::int64_t from = 0; from < stored_inputs(WeightFormat::int4, inputs); from += kGroup) {
+    const std::int64_t count = std::clamp<std::int64_t>(inputs - from, 0, kGroup);
+    const float most = extreme(row + from, count);
+    check_finite(most);
+    const std::uint16_t bits = narrow_bf16(-most / 8.0f);
+    const float scale = widen_bf16(bits);
+    put_16(scales, from / kGroup * 16 + lane, bits);
+    for (std::int64_t i = 0; i < kGroup; ++i) {
+      const float q = i < count && scale != 0 ? std::clamp(std::nearbyint(row[from + i] / scale), -8.0f, 7.0f) : 0.0f;
+      put_nibble(panel, from + i, lane, static_cast<int>(q) + 8);
+    }
+  }
+}
+
+void repack_row(WeightFormat format, const std::uint8_t* blocks, std::int64_t inputs, int lane, std::byte* panel) {
+  std::byte* scales = panel + weights_bytes(format, inputs);
+  std::byte* minimums = scales + scales_bytes(format, inputs);
+  for (std::int64_t b = 0; b < inputs / 32; ++b) {
+    // GGUF: f16 scale, for Q4_1 f16 minimum, then 32 bytes, or 16 bytes that hold input i low and i + 16 high.
+    std::memcpy(scales + 2 * (16 * b + lane), blocks, 2);
+    blocks += 2;
+    if (format == WeightFormat::q4_1) {
+      std::memcpy(minimums + 2 * (16 * b + lane), blocks, 2);
+      blocks += 2;
+    }
+    for (int i = 0; i < 32; ++i) {
+      const std::int64_t k = 32 * b + i;
+      if (format == WeightFormat::q8_0) {
+        panel[pair_place(k, lane)] = static_cast<std::byte>(blocks[i]);
+      } else {
+        put_nibble(panel, k, lane, i < 16 ? blocks[i] & 15 : blocks[i - 16] >> 4);
+      }
+    }
+    blocks += format == WeightFormat::q8_0 ? 32 : 16;
+  }
+}
+
+// Calls fill(row, lane, panel) for every output, panels cleared before.
+template <class Fill>
+void each_output(WeightFormat format, std::int64_t outputs, std::int64_t inputs, std::byte* panels, Fill fill) {
+  const std::int64_t stride = panel_bytes(format, inputs);
+  parallel_for(panels_of(outputs), 1, [&](std::int64_t begin, std::int64_t end, int) {
+    for (std::int64_t p = begin; p < end; ++p) {
+      std::byte* panel = panels + p * stride;
+      std::memset(panel, 0, static_cast<std::size_t>(stride));
+      const int lanes = static_cast<int>(std::min<std::int64_t>(16, outputs - 16 * p));
+      for (int lane = 0; lane < lanes; ++lane) fill(16 * p + lane, lane, panel);
+    }
+  });
+}
+
+std::invalid_argument no_way(WeightFormat format) {
+  return std::invalid_argument("format " + std::to_string(static_cast<int>(format)) + " cannot be made from this");
+}
+
+}  // namespace
+
+void pack(WeightFormat format, std::int64_t outputs, std::int64_t inputs, WeightFormat type, const void* weights,
+          std::byte* panels) {
+  if (type != WeightFormat::f32 && type != WeightFormat::bf16 && type != WeightFormat::f16) throw no_way(type);
+  if (block_of(format) == 32) throw no_way(format);
+  each_output(format, outputs, inputs, panels, [&](std::int64_t row, int lane, std::byte* panel) {
+    thread_local std::vector<float> values;
+    values.resize(static_cast<std::size_t>(inputs));
+    read_row(type, weights, row, inputs, values.data());
+    if (format == WeightFormat::int8) {
+      pack_int8(values.data(), inputs, lane, panel);
+    } else if (format == WeightFormat::int4) {
+      pack_int4(values.data(), inputs, lane, panel);
+    } else {
+      pack_float(format, values.data(), inputs, lane, panel);
+    }
+  });
+}
+
+void repack(WeightFormat format, std::int64_t outputs, std::int64_t inputs, const std::uint8_t* blocks, std::byte* panels) {
+  if (block_of(format) != 32) throw no_way(format);
+  if (inputs % 32) throw std::invalid_argument("inputs must be a multiple of 32");
+  const std::int64_t bytes = inputs / 32 * (format == WeightFormat::q8_0 ? 34 : format == WeightFormat::q4_0 ? 18 : 20);
+  each_output(format, outputs, inputs, panels, [&](std::int64_t row, int lane, std::byte* panel) {
+    repack_row(format, blocks + row * bytes, inputs, lane, panel);
+  });
+}
+
+}  // namespace plait
