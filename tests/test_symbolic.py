@@ -71,7 +71,7 @@ class FreesWhileReadCache(Cache):
             page.refs -= 1
             self._referenced[Kind.PAGE] -= page.refs == 0
             node.queued = False
-            self._queue_page(node)
+            self.queue.add_page(node)
         return done
 
 

@@ -6,12 +6,12 @@ for snapshots, ``commit`` when a step is over and ``release`` when the request l
 
 from __future__ import annotations
 
-import heapq
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from plait.core.arena import ArenaBook, IntegrityError, Unit
+from plait.core.eviction import EvictionQueue
 from plait.core.geometry import Geometry
 from plait.core.index import Match, Node, PrefixIndex
 from plait.core.plan import Copy, Kind
@@ -64,13 +64,12 @@ class Cache:
         """last step handed to the worker"""
         self.copies: list[Copy] = []
         """copies that the next plan must carry, in order"""
+        self.queue = EvictionQueue(geometry)
         self.counters = CacheCounters()
         self.num_snapshots = 0
         self.num_pending = 0
         """exports in flight"""
         self._clock = 0
-        self._heap: list[tuple[int, int, int, Node, bool]] = []
-        self._pushes = 0
         self._referenced = [0, 0]
         self._lent = [0, 0]
 
@@ -117,7 +116,11 @@ class Cache:
         request.marks = {}
         if self.enabled and self.geometry.has_state:
             request.marks = self.policy.marks(
-                request.num_prompt_tokens, len(nodes) * size, len(match.nodes) * size
+                request.num_prompt_tokens,
+                found=len(nodes) * size,
+                known=len(match.nodes) * size,
+                tail=request.tail,
+                boundaries=request.boundaries,
             )
         return True
 
@@ -125,8 +128,11 @@ class Cache:
         self._clock += 1
         for node in nodes:
             node.used = self._clock
+            node.age = self.queue.age
         if nodes:
-            nodes[-1].snapshot_used = self._clock
+            last = nodes[-1]
+            last.snapshot_hits += 1
+            last.snapshot_used, last.snapshot_age = self._clock, self.queue.age
 
     def _count_hit(self, nodes: Sequence[Node]) -> None:
         if not nodes:
@@ -213,7 +219,7 @@ class Cache:
                 self._drop_page(request.pages[i], None)
                 request.pages[i] = node.page
                 request.table = ()
-            node.used = self._clock
+            node.used, node.age = self._clock, self.queue.age
             request.nodes.append(node)
 
     def _publish_snapshot(self, request: Request, export: PendingExport) -> None:
@@ -229,10 +235,11 @@ class Cache:
         self._drop_ref(export.state)
         node.snapshot = export.state
         node.snapshot_kind = export.kind
-        node.snapshot_used = self._clock
+        node.snapshot_hits = 0
+        node.snapshot_used, node.snapshot_age = self._clock, self.queue.age
         self.num_snapshots += 1
         self.counters.snapshots_taken[export.kind.name.lower()] += 1
-        self._queue_snapshot(node)
+        self.queue.add_snapshot(node)
 
     # -- leaving ----------------------------------------------------------------------------
 
@@ -297,8 +304,7 @@ class Cache:
 
     def _make_room(self, kind: Kind) -> bool:
         """Evict what cannot be hit; else empty a slab by moving what it holds; else evict the oldest."""
-        useless = self._heap and self._heap[0][0] == 0
-        if self.geometry.has_state and not useless:
+        if self.geometry.has_state and not self.queue.has_useless:
             other = Kind.STATE if kind is Kind.PAGE else Kind.PAGE
             copies = self.book.vacate(other, self.launched + 1)
             if copies:
@@ -326,7 +332,7 @@ class Cache:
         if not page.cached:
             self.book.give(page, self.fence)
         elif node is not None:
-            self._queue_page(node)
+            self.queue.add_page(node)
 
     def _drop_state(self, state: Unit) -> None:
         if self._drop_ref(state):
@@ -335,57 +341,25 @@ class Cache:
     def _unhold_snapshot(self, node: Node) -> None:
         assert node.snapshot is not None
         self._drop_ref(node.snapshot)
-        self._queue_snapshot(node)
+        self.queue.add_snapshot(node)
 
     # -- eviction ---------------------------------------------------------------------------
-    #
-    # A heap of candidates with lazy checks: an entry whose node has changed is dropped or put back with
-    # its present key. Leaves without a snapshot cannot be hit in a model with recurrent layers: first to go.
-
-    def _page_key(self, node: Node) -> tuple[int, int]:
-        useless = self.geometry.has_state and node.snapshot is None
-        return (0 if useless else 1, node.used)
-
-    def _queue_page(self, node: Node) -> None:
-        if not node.queued and not node.children and not node.page.refs:
-            node.queued = True
-            self._push(*self._page_key(node), node, False)
-
-    def _queue_snapshot(self, node: Node) -> None:
-        if not node.snapshot_queued:
-            node.snapshot_queued = True
-            self._push(1, node.snapshot_used, node, True)
-
-    def _push(self, rank: int, used: int, node: Node, snapshot: bool) -> None:
-        self._pushes += 1
-        heapq.heappush(self._heap, (rank, used, self._pushes, node, snapshot))
 
     def _evict_one(self) -> bool:
-        while self._heap:
-            rank, used, _, node, snapshot = heapq.heappop(self._heap)
-            if snapshot:
-                node.snapshot_queued = False
-                if node.snapshot is None or node.snapshot.refs:
-                    continue
-                if used != node.snapshot_used:
-                    self._queue_snapshot(node)
-                    continue
-                self._evict_snapshot(node)
-            else:
-                node.queued = False
-                if not node.page.cached or node.children or node.page.refs:
-                    continue
-                if (rank, used) != self._page_key(node):
-                    self._queue_page(node)
-                    continue
-                self._evict_node(node)
-            return True
-        return False
+        candidate = self.queue.pop()
+        if candidate is None:
+            return False
+        node, snapshot_alone = candidate
+        if snapshot_alone:
+            self._evict_snapshot(node)
+        else:
+            self._evict_node(node)
+        return True
 
     def _evict_snapshot(self, node: Node) -> None:
         self._forget_snapshot(node)
         node.queued = False  # a leaf is worth less now: a new entry with its new rank
-        self._queue_page(node)
+        self.queue.add_page(node)
 
     def _forget_snapshot(self, node: Node) -> None:
         assert node.snapshot is not None
@@ -402,7 +376,7 @@ class Cache:
         self.book.give(node.page, self.fence)
         self.counters.pages_evicted += 1
         if node.parent is not None:
-            self._queue_page(node.parent)
+            self.queue.add_page(node.parent)
 
     def reset_prefixes(self) -> None:
         """Drop everything that no request holds."""

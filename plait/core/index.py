@@ -20,8 +20,8 @@ class Node:
     """One cached page, and perhaps the snapshot at its end."""
 
     __slots__ = (
-        "children", "depth", "key", "page", "parent", "queued", "snapshot", "snapshot_kind",
-        "snapshot_queued", "snapshot_used", "tokens", "used",
+        "age", "children", "depth", "key", "page", "parent", "queued", "snapshot", "snapshot_age",
+        "snapshot_hits", "snapshot_kind", "snapshot_queued", "snapshot_used", "tokens", "used",
     )  # fmt: skip
 
     def __init__(self, key: bytes, parent: Node | None, tokens: bytes, page: Unit) -> None:
@@ -34,9 +34,13 @@ class Node:
         self.children = 0
         self.snapshot: Unit | None = None
         self.snapshot_kind = SnapshotKind.SPACED
-        # Ticks of the cache's clock, for eviction; "queued": an entry of the eviction heap stands for it.
+        self.snapshot_hits = 0
+        # For eviction: when it was last used, by the cache's clock and by the queue's age; "queued": an
+        # entry of the queue stands for it.
         self.used = 0
+        self.age = 0.0
         self.snapshot_used = 0
+        self.snapshot_age = 0.0
         self.queued = False
         self.snapshot_queued = False
 
