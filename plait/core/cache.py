@@ -83,6 +83,17 @@ class Cache:
         self.index.extend_keys(request.page_keys, request.tokens, request.cache_salt, pages)
         return self.index.match(request.page_keys, request.tokens, pages)
 
+    def common_prefix(self, a: Request, b: Request) -> int:
+        """Tokens of the longest prefix of both that could be shared, by the hash chains known so far."""
+        low, high = 0, min(len(a.page_keys), len(b.page_keys))
+        while low < high:  # equal keys mean equal prefixes
+            middle = (low + high + 1) // 2
+            if a.page_keys[middle - 1] == b.page_keys[middle - 1]:
+                low = middle
+            else:
+                high = middle - 1
+        return self.policy.floor(low * self.geometry.page_size)
+
     def pages_wanted(self, request: Request, match: Match) -> int:
         """Pages that would become referenced to hold all its tokens."""
         shared = sum(1 for node in match.nodes[: match.usable] if node.page.refs)

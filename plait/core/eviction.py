@@ -6,11 +6,11 @@ Candidates are leaf pages (with their snapshot, if they have one) and snapshots 
     (1, age + worth, when it was last used)          everything else
 
 The worth of a thing is the tokens that would have to be computed again without it, per byte that it holds,
-times how likely it is to be asked for. ``age`` is the queue's clock: it rises to the key of whatever was
-evicted last, and a thing that is used takes the present age. So a costly thing outlives a cheap one that was
-used at the same time, and is outlived by a cheap one that is used again and again (GreedyDual-Size: Cao
-and Irani, 1997). In a model without recurrent layers all pages are worth the same, which leaves the order
-in which they were last used.
+times how often it was asked for. ``age`` is the queue's clock: it rises to the key of whatever was evicted
+last, and a thing that is used takes the present age. So a costly thing outlives a cheap one that was used at
+the same time, and is outlived by a cheap one that is used again and again (GreedyDual-Size: Cao and Irani,
+1997; with frequency: Cherkasova, 1998). In a model without recurrent layers all pages are worth the same,
+which leaves the order in which they were last used.
 
 Entries are checked when they are popped: one whose node has changed is dropped, or put back with its
 present key.
@@ -33,7 +33,9 @@ LIKELY = {
     SnapshotKind.TAIL: 1.0,
     SnapshotKind.LEAF: 1.0,
 }
-"""How likely a snapshot that was never hit is to be asked for, against one that was."""
+"""How likely a snapshot that was never hit is to be asked for."""
+MOST_HITS = 8
+"""Hits beyond this add nothing, so that what was popular once can be forgotten."""
 
 
 class EvictionQueue:
@@ -61,7 +63,7 @@ class EvictionQueue:
     def _worth(self, node: Node, held: int) -> float:
         """Tokens to compute again per byte, in the unit of a page's tokens per page's bytes."""
         pages = node.depth - self._depth_before(node)
-        likely = 1.0 if node.snapshot_hits else LIKELY[node.snapshot_kind]
+        likely = min(1 + node.snapshot_hits, MOST_HITS) if node.snapshot_hits else LIKELY[node.snapshot_kind]
         return likely * pages * self.geometry.page_bytes / held
 
     @staticmethod
