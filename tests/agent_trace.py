@@ -56,10 +56,9 @@ def working_set(turns: list[Turn], geometry: Geometry) -> int:
     """Bytes that would serve every hit: all distinct pages, and a state where each conversation ends."""
     size = geometry.page_size
     pages = {tuple(t.tokens[: end + size]) for t in turns for end in range(0, t.tail - size + 1, size)}
-    longest = [
-        t for t in turns if not any(u is not t and u.tokens[: t.tail] == t.tokens[: t.tail] for u in turns)
-    ]
-    return len(pages) * geometry.page_bytes + (len(longest) + 1) * geometry.state_stride
+    heads = {tuple(t.tokens[: t.tail]) for t in turns}
+    last = [h for h in heads if not any(len(g) > len(h) and g[: len(h)] == h for g in heads)]
+    return len(pages) * geometry.page_bytes + (len(last) + 1) * geometry.state_stride
 
 
 class LastUsedFirstOut(EvictionQueue):

@@ -1,4 +1,4 @@
-"""The snapshot policy and eviction on agents' traffic, against simpler ones and against knowing the future."""
+"""Snapshot policy and eviction on agents' traffic, against simpler ones and against knowing the future."""
 
 from __future__ import annotations
 
@@ -23,11 +23,9 @@ def test_a_third_of_the_working_set(ratio):
     plain, _ = replay(turns, cut, plain=True)
     best, bound = belady(turns, cut), unbounded(turns, 16)
     total = sum(len(turn.tokens) for turn in turns)
-    print(
-        f"\nratio {ratio}: {total} prompt tokens; cached {cached} ({cached / total:.0%}), tails with LRU {plain} "
-        f"({plain / total:.0%}), Belady {best} ({best / total:.0%}), endless memory {bound} ({bound / total:.0%}); "
-        f"{dict(scheduler.cache.counters.hits)}"
-    )
+    figures = {"cached": cached, "tails with LRU": plain, "Belady": best, "endless memory": bound}
+    shares = ", ".join(f"{name} {count:,} ({count / total:.0%})" for name, count in figures.items())
+    print(f"\nratio {ratio}: {total:,} prompt tokens; {shares}; {dict(scheduler.cache.counters.hits)}")
     assert cached >= 1.3 * plain
 
 
