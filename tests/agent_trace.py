@@ -81,12 +81,19 @@ class TailsOnly(SnapshotPolicy):
         return ((p, kind) for p, kind in sorted(marks.items()) if start < p <= end)
 
 
+class PlainCache(Cache):
+    """Keeps nothing of where answers end."""
+
+    def retire(self, request):
+        self.release(request)
+
+
 def replay(turns: list[Turn], geometry: Geometry, *, plain: bool = False) -> tuple[int, Scheduler]:
     """Cached prompt tokens of the trace, one request after the other."""
     policy = SnapshotPolicy.of(geometry)
     if plain:
         policy = TailsOnly(policy.interval, policy.grid)
-    cache = Cache(geometry, policy)
+    cache = (PlainCache if plain else Cache)(geometry, policy)
     if plain:
         cache.queue = LastUsedFirstOut(geometry)
     scheduler = Scheduler(cache, SchedulerConfig(512, 8, 100_000))

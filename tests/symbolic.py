@@ -232,6 +232,8 @@ class World:
             id=f"r{self.count}", tokens=list(prompt), num_prompt_tokens=len(prompt), params=params, seed=0,
             max_tokens=params.max_tokens, end_token_ids=ends, priority=rng.choice([0, 0, 1, 5]),
             cache_salt=rng.choice(["", "", "other"]),
+            tail=rng.choice([None, None, rng.randrange(len(prompt) + 1)]),
+            boundaries=tuple(rng.randrange(len(prompt) + 1) for _ in range(rng.choice([0, 0, 2]))),
         )  # fmt: skip
         try:
             self.scheduler.add(request)
@@ -282,6 +284,7 @@ class World:
             got = self.answers[progress.request_id]
             got += progress.tokens
             if progress.finish_reason is not None:
+                self.prompts.append([*self.expected[progress.request_id][0], *got])  # a next turn may follow
                 self.compare(progress.request_id, got)
 
     def compare(self, request_id: str, got: list[int]) -> None:

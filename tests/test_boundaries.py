@@ -129,3 +129,17 @@ def test_followers_do_not_hold_up_others():
     add(scheduler, "follower", 301)
     add(scheduler, "other", [900] * 10)
     assert set(step(scheduler)[0]) == {"leader", "other"}
+
+
+def test_a_turn_that_repeats_the_answer_goes_on_from_its_end():
+    """History word for word: only the new message is computed, wherever in a page the answer ended."""
+    scheduler = make(slabs=400, max_model_len=600, max_num_batched_tokens=64)
+    history = list(range(100, 151))
+    for turn in range(6):
+        request = add(scheduler, f"t{turn}", history, max_tokens=turn + 3)
+        finish(scheduler)
+        if turn:
+            assert request.num_cached_tokens == before - 1  # the last answer token was never computed
+        before = request.num_tokens
+        history = [*request.tokens, 60 + turn, 61 + turn]
+    assert scheduler.cache.counters.hits["leaf"] + scheduler.cache.counters.hits["tail"] >= 5

@@ -1,6 +1,7 @@
 """What is given up first when memory runs out.
 
-Candidates are leaf pages (with their snapshot, if they have one) and snapshots alone, in a heap of
+Candidates are the last pages of prefixes (with their snapshot, if they have one), snapshots alone and leaves,
+in a heap of
 
     (0, when it was last used)                       pages that no hit can reach: beyond the deepest snapshot
     (1, age + worth, when it was last used)          everything else
@@ -21,7 +22,7 @@ from __future__ import annotations
 import heapq
 
 from plait.core.geometry import Geometry
-from plait.core.index import Node
+from plait.core.index import Leaf, Node
 from plait.core.snapshots import SnapshotKind
 
 Key = tuple[int, float, int]
@@ -42,7 +43,9 @@ class EvictionQueue:
     def __init__(self, geometry: Geometry) -> None:
         self.geometry = geometry
         self.age = 0.0
-        self._heap: list[tuple[Key, int, Node, bool]] = []
+        self.leaves_made = 0
+        self.leaves_hit = 0
+        self._heap: list[tuple[Key, int, Node | Leaf, bool]] = []
         self._pushes = 0
 
     # -- worth ------------------------------------------------------------------------------
@@ -66,6 +69,17 @@ class EvictionQueue:
         likely = min(1 + node.snapshot_hits, MOST_HITS) if node.snapshot_hits else LIKELY[node.snapshot_kind]
         return likely * pages * self.geometry.page_bytes / held
 
+    def leaf_key(self, leaf: Leaf) -> Key:
+        """Key of a leaf: how likely one is to be asked for is learned from those before it."""
+        above = leaf.parent
+        while above is not None and above.snapshot is None:
+            above = above.parent
+        pages = (leaf.parent.depth if leaf.parent else 0) - (above.depth if above else 0) + 1
+        likely = (self.leaves_hit + 1) / (self.leaves_made + 4)
+        held = self.geometry.state_stride + self.geometry.page_bytes
+        worth = likely * (1 + min(leaf.hits, MOST_HITS)) * pages * self.geometry.page_bytes / held
+        return (1, leaf.age + worth, leaf.used)
+
     @staticmethod
     def _depth_before(node: Node) -> int:
         """Depth of the deepest snapshot above ``node``: where a hit would fall back to."""
@@ -87,7 +101,12 @@ class EvictionQueue:
             node.snapshot_queued = True
             self._push(self.snapshot_key(node), node, True)
 
-    def _push(self, key: Key, node: Node, snapshot: bool) -> None:
+    def add_leaf(self, leaf: Leaf) -> None:
+        if not leaf.queued:
+            leaf.queued = True
+            self._push(self.leaf_key(leaf), leaf, False)
+
+    def _push(self, key: Key, node: Node | Leaf, snapshot: bool) -> None:
         self._pushes += 1
         heapq.heappush(self._heap, (key, self._pushes, node, snapshot))
 
@@ -96,11 +115,18 @@ class EvictionQueue:
         """Something (or a stale entry for it) that no hit can reach heads the queue."""
         return bool(self._heap) and self._heap[0][0][0] == 0
 
-    def pop(self) -> tuple[Node, bool] | None:
-        """The next thing to give up: (node, True for its snapshot alone). None if there is nothing."""
+    def pop(self) -> tuple[Node | Leaf, bool] | None:
+        """The next thing to give up: (node or leaf, True for a node's snapshot alone); None: nothing left."""
         while self._heap:
             key, _, node, snapshot = heapq.heappop(self._heap)
-            if snapshot:
+            if isinstance(node, Leaf):
+                node.queued = False
+                if not node.page.cached or node.page.refs or node.state.refs:
+                    continue
+                if self.leaf_key(node) > key:
+                    self.add_leaf(node)
+                    continue
+            elif snapshot:
                 node.snapshot_queued = False
                 if node.snapshot is None or node.snapshot.refs:
                     continue

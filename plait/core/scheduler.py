@@ -218,7 +218,10 @@ class Scheduler:
         queue.remove(request)
         if request.status is Status.RUNNING:
             self._ended.append(request.id)
-        self.cache.release(request)
+        if reason == "abort":
+            self.cache.release(request)
+        else:
+            self.cache.retire(request)
         request.status = Status.FINISHED
         del self.requests[request.id]
         self.counters.finished[reason] = self.counters.finished.get(reason, 0) + 1
@@ -345,7 +348,7 @@ class Scheduler:
                 return
             request = self.waiting[followers]
             match = self.cache.match(request)
-            start = match.usable * self.cache.geometry.page_size
+            start = match.position(self.cache.geometry.page_size)
             if self._follows(draft, request, start):
                 followers += 1
                 continue
