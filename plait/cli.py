@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from plait import __version__
-from plait.cli_options import take_foreign, with_engine_flags
+from plait.cli_options import flags_for_names, take_foreign, with_engine_flags
 from plait.cli_report import Download, Stages, fail, note, show_explanation, show_ready
 from plait.config import EngineArgs
 
@@ -24,7 +24,24 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-Model = Annotated[str, typer.Argument(help="A name that `plait pull` knows, a folder, or a GGUF file.")]
+Model = Annotated[
+    str, typer.Argument(help="A folder, a GGUF file, an id on the Hugging Face hub, or a built-in name.")
+]
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        print(f"plait {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """A serving engine for language models that braid attention with recurrent layers."""
 
 
 def main() -> None:
@@ -46,7 +63,7 @@ def _clear_errors() -> Iterator[None]:
         yield
     except (ValueError, OSError, EngineDeadError) as error:
         logging.getLogger(__name__).debug("failed", exc_info=error)
-        fail(str(error) or type(error).__name__)
+        fail(flags_for_names(str(error)) or type(error).__name__)
         raise SystemExit(2) from None
 
 
@@ -122,7 +139,10 @@ def _sampling_option(flag: str, help: str) -> Any:
     return typer.Option(flag, help=help, rich_help_panel="Sampling", show_default=False)
 
 
-MaxTokens = Annotated[int | None, _sampling_option("--max-tokens", "Most tokens to generate.")]
+MaxTokens = Annotated[
+    int,
+    typer.Option("--max-tokens", help="Most tokens of an answer.", rich_help_panel="Sampling", min=1),
+]
 Temperature = Annotated[
     float | None, _sampling_option("--temperature", "0 is greedy; the model's by default.")
 ]
@@ -160,7 +180,7 @@ def chat(
     *,
     args: EngineArgs,
     system: Annotated[str | None, typer.Option("--system", help="System prompt to begin with.")] = None,
-    max_tokens: MaxTokens = None,
+    max_tokens: MaxTokens = 1024,
     temperature: Temperature = None,
     top_p: TopP = None,
     top_k: TopK = None,

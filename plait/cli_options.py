@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import re
 import types
 import typing
 from collections.abc import Callable
@@ -90,9 +91,15 @@ def take_foreign(argv: list[str]) -> tuple[list[str], list[str]]:
         if not flag.startswith("--"):
             rest.append(token)
         elif name in FOREIGN:
-            if FOREIGN[name].takes_value and not equals:
-                value = next(tokens, "")
-            line = _say(name, value if FOREIGN[name].takes_value else True)
+            asked: str | bool
+            if not FOREIGN[name].takes_value:
+                asked = value.lower() not in ("false", "0", "no") if equals else True
+            else:
+                value = value if equals else next(tokens, "")
+                if not value or value.startswith("--"):
+                    raise ValueError(f"{flag} takes a value")
+                asked = value
+            line = _say(name, asked)
             lines += [line] if line else []
         elif name.startswith("no_") and name[3:] in FOREIGN and not FOREIGN[name[3:]].takes_value:
             pass  # turned off: nothing is asked for
@@ -101,6 +108,18 @@ def take_foreign(argv: list[str]) -> tuple[list[str], list[str]]:
         else:
             rest.append(token)
     return rest, lines
+
+
+def flags_for_names(message: str) -> str:
+    """A message about settings, with their names as they stand on a command line."""
+    for setting in fields(EngineArgs):
+        flag = "--" + setting.name.replace("_", "-")
+        if "_" in setting.name:
+            message = re.sub(rf"(?<![\w-]){setting.name}=", f"{flag} ", message)
+            message = re.sub(rf"(?<![\w-]){setting.name}\b", flag, message)
+        else:
+            message = re.sub(rf"(?<![\w-]){setting.name}=", f"{flag} ", message)
+    return message
 
 
 def _say(name: str, value: object) -> str | None:

@@ -49,6 +49,10 @@ class Figures:
         return ", ".join(parts)
 
 
+def _given(sampling: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in sampling.items() if value is not None}
+
+
 class Talker:
     """Prints answers of one engine as they come."""
 
@@ -56,8 +60,7 @@ class Talker:
         self._blocking = blocking
         self.engine = blocking.engine
         defaults: dict[str, Any] = self.engine.info.generation_defaults.sampling()
-        given = {name: value for name, value in sampling.items() if value is not None}
-        self._params = SamplingParams(**{"max_tokens": None} | defaults | given)
+        self._params = SamplingParams(**defaults | _given(sampling))
 
     def render(self, messages: list[dict[str, Any]]) -> dict[str, Any]:
         """A conversation as a prompt.
@@ -99,6 +102,9 @@ def _start(args: EngineArgs) -> BlockingEngine:
 
 def generate_once(args: EngineArgs, text: str, sampling: dict[str, Any], chat: bool) -> None:
     """Print the continuation of ``text``, then how long it took and what memory the engine holds."""
+    if not text:
+        raise ValueError("the prompt is empty; give at least one character")
+    SamplingParams(**_given(sampling))  # a value out of range is said before the model is loaded
     with closing(_start(args)) as blocking:
         talker = Talker(blocking, sampling)
         prompt: str | dict[str, Any] = talker.render([{"role": "user", "content": text}]) if chat else text
@@ -111,6 +117,7 @@ def generate_once(args: EngineArgs, text: str, sampling: dict[str, Any], chat: b
 
 def talk(args: EngineArgs, system: str | None, sampling: dict[str, Any]) -> None:
     """A conversation, one line of standard input at a time, until /exit or its end."""
+    SamplingParams(**_given(sampling))  # a value out of range is said before the model is loaded
     with closing(_start(args)) as blocking:
         talker = Talker(blocking, sampling)
         interactive = sys.stdin.isatty()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from math import isfinite
+from os import PathLike, fspath
 from typing import Any
 
 
@@ -60,3 +62,24 @@ class EngineArgs:
     trust_remote_code: bool = _setting(False, "Run code that comes with the model.")
     tensor_parallel_size: int = _setting(1, "Processes that share the model by heads.")
     download_dir: str | None = _setting(None, "Where downloaded models are kept.")
+
+
+def check_types(args: EngineArgs) -> None:
+    """Refuse settings of the wrong kind before anything is started.
+
+    Raises:
+        ConfigError: names the setting and what it takes.
+    """
+    for spec in fields(args):
+        value = getattr(args, spec.name)
+        if isinstance(value, PathLike):
+            value = fspath(value)
+            setattr(args, spec.name, value)
+        kinds = {kind.strip() for kind in str(spec.type).split("|")}
+        given = "None" if value is None else type(value).__name__
+        if given not in kinds and not (given == "int" and "float" in kinds):
+            raise ConfigError(f"{spec.name}={value!r}: it takes {' or '.join(sorted(kinds))}, not {given}")
+        if given == "int" and not -(2**63) <= value < 2**64:
+            raise ConfigError(f"{spec.name}={value}: it must fit 64 bits")
+        if given == "float" and not isfinite(value):
+            raise ConfigError(f"{spec.name}={value}: it must be a finite number")

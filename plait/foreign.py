@@ -20,7 +20,7 @@ class Foreign:
 
 
 _LAUNCH = "plait chooses how steps are launched; answers do not depend on it"
-_MEMORY = "plait keeps to one bound in bytes, weights included; set it with memory_limit"
+_MEMORY = "plait takes half of the memory at hand, or keeps to memory_limit, in bytes, weights included"
 _STATES = "states are published at page boundaries and kept at few positions; see snapshot_interval"
 _TEXT_ONLY = "plait loads the language model alone"
 _LOGS = "figures are under /metrics; requests are not logged"
@@ -108,4 +108,4 @@ def answer_to(name: str, value: object = True) -> str | None:
             return None
         works = f"; accepted: {' or '.join(a for a in foreign.accepts if a)}" if foreign.takes_value else ""
         raise ValueError(f"{name}={value!r} cannot be served: {foreign.says}{works}")
-    return f"{name} is not needed: {foreign.says}"
+    return f"{name} has no effect: {foreign.says}"

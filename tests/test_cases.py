@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 
 import pytest
 from checkpoints import VOCAB, checkpoint
@@ -155,7 +156,7 @@ def test_any_combination_of_sizes_works(family, page_size):
         ({"max_num_seqs": 0}, "1"),
         ({"snapshot_interval": 0}, "1"),
         ({"target_itl_ms": 50, "enable_chunked_prefill": False}, "chunked prefill"),
-        ({"memory_limit": "1MiB"}, "raise memory_limit by"),
+        ({"memory_limit": "1MiB"}, "set memory_limit to"),
         ({"memory_limit": "lots"}, "2GiB"),
         ({"dtype": "float8"}, "bfloat16"),
         ({"kv_cache_dtype": "nvfp4"}, "auto"),
@@ -222,3 +223,14 @@ def test_boundaries_of_pages_and_lengths(family, page_size):
         core.add("x", tokens(longest), ONE, seed=0, max_tokens=1)
     with pytest.raises(Refused, match="empty"):
         core.add("x", [], ONE, seed=0, max_tokens=1)
+
+
+def test_the_memory_limit_that_is_advised_works():
+    folder = str(checkpoint("qwen3_5"))
+    with pytest.raises(ConfigError) as refusal:
+        explain(EngineArgs(model=folder, memory_limit="100MiB", max_num_batched_tokens=256))
+    advised = re.search(r'set memory_limit to "(\w+)" or more', str(refusal.value))
+    assert advised is not None
+    explain(EngineArgs(model=folder, memory_limit=advised[1], max_num_batched_tokens=256))
+    with pytest.raises(ConfigError, match="is the most that works"):
+        explain(EngineArgs(model=folder, memory_limit="900TiB"))

@@ -145,7 +145,7 @@ def test_settings_that_cannot_hold_end_with_one_message(model: str) -> None:
         ended = plait(*command, *DUMMY, "--block-size", "7")
         assert ended.returncode == 2
         message = " ".join(ended.stderr.split())
-        assert "error: block_size=7" in message
+        assert "error: --block-size 7" in message
         assert "16 works" in message
         assert "Traceback" not in ended.stderr
 

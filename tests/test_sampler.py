@@ -230,7 +230,8 @@ def test_bad_logits_are_named_and_leave_others_alone(poison: float, temperature:
 def test_nothing_left_after_the_bar_is_bad() -> None:
     logits = torch.full((1, 4), -math.inf)
     logits[0, 2] = 1.0
-    assert sample(logits, [row(4, min_tokens=1, ends=(2,))]).bad == [0]
+    samples = sample(logits, [row(4, min_tokens=1, ends=(2,))])
+    assert (samples.tokens, samples.bad, samples.barred) == ([None], [], [0])
 
 
 def test_counts_grow_with_the_answer() -> None:

@@ -277,6 +277,62 @@ def test_malformed_body(content: bytes, words: str) -> None:
     assert words in response.json()["error"]["message"]
 
 
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"max_tokens": 10**30},
+        {"top_k": 10**30},
+        {"priority": 10**30},
+        {"priority": -(2**63) - 1},
+        {"min_tokens": 2**40},
+        {"stop": "\ud800"},
+        {"cache_salt": "\ud800"},
+        {"prompt": "\ud800"},
+        {"\ud800": 1},
+        {"logit_bias": {"9" * 5000: 1}},
+        {"logit_bias": {"1": 1e39}},
+        {"temperature": "NaN"},
+        {"stop_token_ids": [2**40]},
+        {"seed": 2**70},
+    ],
+    ids=lambda body: next(iter(body)).encode("utf-8", "replace").decode(),
+)
+def test_values_out_of_all_bounds_are_the_clients_fault(body: dict[str, Any]) -> None:
+    async def use(client: httpx.AsyncClient, engine: ScriptedEngine) -> None:
+        content = json.dumps({"prompt": "hello", **body})
+        response = await client.post(
+            "/v1/completions", content=content, headers={"content-type": "application/json"}
+        )
+        assert response.status_code == 400, response.text
+        assert response.json()["error"]["message"]
+
+    serve(use)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"messages": [{"role": "user", "content": "\ud800"}]},
+        {"messages": [{"role": "\ud800", "content": "x"}]},
+        {"chat_template_kwargs": {"x": "\ud800"}},
+    ],
+)
+def test_halves_of_surrogate_pairs_are_refused(fields: dict[str, Any]) -> None:
+    async def use(client: httpx.AsyncClient, engine: ScriptedEngine) -> None:
+        content = json.dumps({"messages": [{"role": "user", "content": "x"}], **fields})
+        response = await client.post(
+            "/v1/chat/completions", content=content, headers={"content-type": "application/json"}
+        )
+        assert response.status_code == 400, response.text
+        assert "surrogate" in response.json()["error"]["message"]
+
+    serve(use)
+
+
+def test_a_template_variable_may_have_any_name() -> None:
+    assert chat(chat_template_kwargs={"self": 1, "template": 2}).status_code == 200
+
+
 def test_body_without_content_type_is_told_so() -> None:
     async def use(client: httpx.AsyncClient, _: ScriptedEngine) -> httpx.Response:
         return await client.post("/v1/completions", content=b"{}", headers={"content-type": "text/plain"})

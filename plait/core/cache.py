@@ -116,7 +116,6 @@ class Cache:
             request.slot = own[0]
             pages += own[1:]
         self._touch(nodes, match.leaf)
-        self._count_hit(nodes, match.leaf)
         request.pages = pages
         request.nodes = nodes
         request.num_computed_tokens = request.num_committed_tokens = match.position(size)
@@ -171,8 +170,10 @@ class Cache:
             last.snapshot_hits += 1
             last.snapshot_used, last.snapshot_age = self._clock, self.queue.age
 
-    def _count_hit(self, nodes: Sequence[Node], leaf: Leaf | None) -> None:
-        if leaf is not None:
+    def count_hit(self, request: Request) -> None:
+        """For the figures: what the request, just admitted, was restored from."""
+        nodes = request.nodes
+        if request.num_computed_tokens > len(nodes) * self.geometry.page_size:
             kind = "leaf"
         elif not nodes:
             kind = "none"

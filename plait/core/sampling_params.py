@@ -13,6 +13,14 @@ MAX_LOGPROBS = 64
 """Most alternatives per position that may be asked for."""
 
 
+_MOST = 2**31
+"""Token ids and counts are below this."""
+_MOST_BIAS = 1e6
+_NUMBERS = (
+    "presence_penalty", "frequency_penalty", "repetition_penalty", "temperature", "top_p", "min_p",
+)  # fmt: skip
+
+
 def _refuse(name: str, value: object, holds: str) -> None:
     raise ValueError(f"{name}={value!r}: {holds}")
 
@@ -65,10 +73,11 @@ class SamplingParams:
     include_stop_str_in_output: bool = False
     logit_bias: Mapping[int, float] | None = None
 
-    stop_strings: tuple[str, ...] = field(init=False, default=())
+    stop_strings: tuple[str, ...] = field(init=False, default=(), repr=False)
     """``stop`` as a tuple, whatever form it was given in."""
 
     def __post_init__(self) -> None:
+        self._check_types()
         stop = self.stop
         self.stop_strings = () if stop is None else (stop,) if isinstance(stop, str) else tuple(stop)
         if any(not isinstance(s, str) or not s for s in self.stop_strings):
@@ -76,7 +85,7 @@ class SamplingParams:
         if self.stop_strings and not self.detokenize:
             _refuse("stop", stop, "stop strings need detokenize=True")
         self.stop_token_ids = tuple(self.stop_token_ids or ())
-        if any(not _is_int(t) or t < 0 for t in self.stop_token_ids):
+        if any(not _is_int(t) or not 0 <= t < _MOST for t in self.stop_token_ids):
             _refuse("stop_token_ids", self.stop_token_ids, "token ids are integers from 0 up")
         if self.logit_bias is not None:
             try:
@@ -84,8 +93,10 @@ class SamplingParams:
             except (TypeError, ValueError, AttributeError):
                 _refuse("logit_bias", self.logit_bias, "it maps token ids to numbers")
             assert self.logit_bias is not None
-            if any(k < 0 or not math.isfinite(v) for k, v in self.logit_bias.items()):
-                _refuse("logit_bias", self.logit_bias, "token ids are from 0 up and biases finite")
+            if any(not 0 <= k < _MOST or not abs(v) <= _MOST_BIAS for k, v in self.logit_bias.items()):
+                _refuse(
+                    "logit_bias", self.logit_bias, f"token ids are from 0 up, biases at most {_MOST_BIAS:g}"
+                )
         if not _is_int(self.n) or not 1 <= self.n <= 128:
             _refuse("n", self.n, "it must be an integer from 1 to 128")
         if not 0 <= self.temperature <= 100:
@@ -114,6 +125,20 @@ class SamplingParams:
                 _refuse(name, value, f"it must be an integer from 0 to {MAX_LOGPROBS}")
         if self.seed is not None and (not _is_int(self.seed) or not -(2**63) <= self.seed < 2**64):
             _refuse("seed", self.seed, "it must be an integer of at most 64 bits")
+
+    def _check_types(self) -> None:
+        for name in ("stop", "stop_token_ids"):
+            value = getattr(self, name)
+            if value is not None and not isinstance(value, Sequence):
+                _refuse(name, value, "it must be a list")
+        for name in _NUMBERS:
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+                _refuse(name, value, "it must be a number")
+        for name in ("top_k", "max_tokens", "min_tokens"):
+            value = getattr(self, name)
+            if _is_int(value) and value >= _MOST:
+                _refuse(name, value, f"it must be below {_MOST}")
 
     @property
     def greedy(self) -> bool:

@@ -366,6 +366,7 @@ class Scheduler:
             request.epoch += 1
             bisect.insort(self.running, request, key=self._order)
             self._count_admission(request)
+            self.cache.count_hit(request)
             draft.admitted.append(request)
             draft.add(request, count)
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from plait.config import ConfigError, EngineArgs
+from plait.config import ConfigError, EngineArgs, check_types
 from plait.core.plan import TokenLogprobs
 from plait.core.sampling_params import SamplingParams
 from plait.core.seeds import derive_seed
@@ -76,6 +76,7 @@ class AsyncEngine:
         self.chat_template = chat_template
         self._client = client
         self._seeds = itertools.count()
+        self._numbers = itertools.count()
         self._live: dict[str, list[str]] = {}
         """request id -> ids of its answers in the engine"""
 
@@ -89,6 +90,7 @@ class AsyncEngine:
             EngineDeadError: the process ended while loading.
         """
         stage = on_stage or (lambda text: None)
+        check_types(args)
         stage("finding the model")
         path = await asyncio.to_thread(resolve_model, args.model, args.revision, args.download_dir)
         model_config(path)  # a model that cannot be served is said before anything about its tokenizer
@@ -156,6 +158,8 @@ class AsyncEngine:
 
     def _accept(self, prompt: Prompt, params: SamplingParams, priority: int) -> Tokenized:
         """The prompt's tokens; refuses what would have no effect."""
+        if self.tokenizer is None and params.stop_strings:
+            raise RequestRefused("stop strings need text, and there is no tokenizer (skip_tokenizer_init)")
         limit = self.info.vocab_size
         for name, ids in (("logit_bias", params.logit_bias), ("stop_token_ids", params.stop_token_ids)):
             bad = next((t for t in ids or () if t >= limit), None)
@@ -227,6 +231,10 @@ class AsyncEngine:
         output.metrics.finished = time.monotonic() - started
         return output
 
+    def fail(self, why: str) -> None:
+        """Take no more requests; those that wait get EngineDeadError with this reason, now."""
+        self._client.fail(why)
+
     def abort(self, request_id: str) -> None:
         """End a request by its id; its stream ends with finish reason "abort"."""
         ids = self._live.get(request_id)
@@ -242,8 +250,11 @@ class AsyncEngine:
             raise RequestRefused(f"request id {request_id!r} is in use; choose another")
         max_tokens = self._max_tokens(len(tokenized.tokens), params)
         seed = self._seed(params)
+        if self.tokenizer is None:
+            params = replace(params, detokenize=False)  # token ids in, token ids out
         queue: asyncio.Queue[Event] = asyncio.Queue()
-        ids = [f"{request_id}-{index}" if params.n > 1 else request_id for index in range(params.n)]
+        # The engine's ids are made here: a caller's id can never be that of another caller's answer.
+        ids = [f"{next(self._numbers)}:{request_id}" for _ in range(params.n)]
         answers = {
             child: _Answer(index, AnswerText(self.tokenizer, tokenized.tokens, params), self, params)
             for index, child in enumerate(ids)
@@ -278,7 +289,13 @@ class AsyncEngine:
     def _max_tokens(self, prompt_tokens: int, params: SamplingParams) -> int:
         if params.max_tokens is not None:
             return params.max_tokens
-        return max(1, self.info.max_model_len - prompt_tokens)
+        room = self.info.max_model_len - prompt_tokens
+        if room < 1:
+            raise RequestRefused(
+                f"the prompt has {prompt_tokens} tokens; max_model_len={self.info.max_model_len} leaves "
+                "no room for an answer"
+            )
+        return room
 
     def _seed(self, params: SamplingParams) -> int:
         """The request's seed; the engine's ``seed`` makes the unseeded ones a fixed series."""

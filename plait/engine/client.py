@@ -66,9 +66,9 @@ class EngineClient:
         self._socket.set_hwm(0)  # nothing is dropped, and sending never blocks
         self._socket.setsockopt(zmq.LINGER, 0)
         self._died = asyncio.Event()
-        self._spawn(address)
-        self._socket.connect(address)
         try:
+            self._spawn(address)
+            self._socket.connect(address)
             await self._socket.send(b"")  # so that the engine knows whom to tell
             return await self._await_ready(on_stage or (lambda text: None))
         except BaseException:
@@ -76,6 +76,8 @@ class EngineClient:
             raise
 
     def _spawn(self, address: str) -> None:
+        order = {"address": address, "args": msgspec.to_builtins(self.args)}
+        line = msgspec.json.encode(order) + b"\n"
         # The engine gets a session of its own: Ctrl-C in a terminal is for the client to handle.
         self._process = subprocess.Popen(
             [sys.executable, "-m", "plait.engine.process"],
@@ -85,8 +87,7 @@ class EngineClient:
             env={**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},
         )
         assert self._process.stdin is not None
-        order = {"address": address, "args": msgspec.to_builtins(self.args)}
-        self._process.stdin.write(msgspec.json.encode(order) + b"\n")
+        self._process.stdin.write(line)
         self._process.stdin.flush()
         threading.Thread(target=self._watch, name="engine-watch", daemon=True).start()
 
@@ -126,13 +127,13 @@ class EngineClient:
         else:
             ended = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with status {code}"
             why = f"the engine process {ended}; its requests are lost, start it again"
-        self._die(why)
+        self._died.set()
+        self.fail(why)
 
-    def _die(self, why: str) -> None:
-        """Every waiting request gets an error, now."""
+    def fail(self, why: str) -> None:
+        """Take no more requests; every one that waits gets an error, now."""
         if self.dead is None:
             self.dead = EngineDeadError(why)
-        self._died.set()
         for queue in self._queues.values():
             queue.put_nowait(EngineDeadError(str(self.dead)))
         self._queues.clear()
@@ -146,20 +147,19 @@ class EngineClient:
         if self._context is None:
             return
         self._closing = True
+        self.fail("the engine was closed")
         process = self._process
         if process is not None and process.poll() is None:
             with contextlib.suppress(Exception):
-                await self._send(m.Stop())
+                await asyncio.wait_for(self._send(m.Stop()), 1)
             with contextlib.suppress(OSError):
                 assert process.stdin is not None
-                if self.ready is None:
-                    process.stdin.close()  # still loading: it does not read messages yet
+                process.stdin.close()  # the lifeline: it ends even where it reads no messages
             await self._end(process)
         if self._reader is not None:
             self._reader.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._reader
-        self._die("the engine was closed")
         self._socket.close(linger=0)
         self._context.term()
         self._context = None
@@ -197,7 +197,7 @@ class EngineClient:
                     if future is not None and not future.done():
                         future.set_result(stats)
                 case m.Crashed(reason):
-                    self._die(f"the engine process crashed: {reason}")
+                    self.fail(f"the engine process crashed: {reason}")
 
     def _post(self, request_id: str, event: Event, over: bool) -> None:
         queue = self._queues.pop(request_id, None) if over else self._queues.get(request_id)
@@ -212,8 +212,6 @@ class EngineClient:
     async def add(self, message: m.Add, queue: asyncio.Queue[Event]) -> None:
         """Send a request; its events go to ``queue``."""
         self.check()
-        if message.request_id in self._queues:
-            raise RequestRefused(f"request id {message.request_id!r} is in use; choose another")
         self._queues[message.request_id] = queue
         await self._send(message)
 

@@ -19,6 +19,12 @@ from plait.engine.stats import EngineStats
 from plait.worker.runner import BadLogits
 from plait.worker.worker import Worker
 
+NOT_FINITE = (
+    "the model's logits are not finite; its weights may be damaged, or overflow in their dtype: try "
+    "dtype float32"
+)
+ALL_BARRED = "min_tokens bars every token that could come; ask for fewer stop_token_ids, or min_tokens=0"
+
 
 @dataclass(slots=True)
 class StepOutcome:
@@ -27,6 +33,8 @@ class StepOutcome:
     progress: list[Progress] = field(default_factory=list)
     failed: dict[str, str] = field(default_factory=dict)
     """requests that ended without a usable result, and why"""
+    refused: dict[str, str] = field(default_factory=dict)
+    """requests that turned out to ask for the impossible, and why"""
 
 
 class EngineCore:
@@ -132,9 +140,10 @@ class EngineCore:
         try:
             return self.worker.execute(plan)
         except BadLogits as fault:
-            for request_id in fault.request_ids:
+            outcome.failed = dict.fromkeys(fault.request_ids, NOT_FINITE)
+            outcome.refused = dict.fromkeys(fault.barred, ALL_BARRED)
+            for request_id in (*fault.request_ids, *fault.barred):
                 self.scheduler.cancel(request_id)
-                outcome.failed[request_id] = str(fault)
             return fault.result
 
     def reset_prefix_cache(self) -> None:

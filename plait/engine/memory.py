@@ -19,8 +19,14 @@ def parse_bytes(text: int | str) -> int:
     """
     match = re.fullmatch(r"\s*([\d.]+)\s*([kmgt]?i?)b?\s*", str(text), re.IGNORECASE)
     unit = match[2].lower() if match else None
-    if match is None or unit not in _UNITS or match[1].count(".") > 1 or match[1] == ".":
-        raise ValueError(f"{text!r} is no amount of memory; write bytes, or for example 2GiB")
+    if (
+        match is None
+        or unit not in _UNITS
+        or match[1].count(".") > 1
+        or match[1] == "."
+        or len(match[1]) > 20
+    ):
+        raise ValueError(f"{str(text)[:40]!r} is no amount of memory; write bytes, or for example 2GiB")
     return int(float(match[1]) * _UNITS[unit])
 
 

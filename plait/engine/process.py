@@ -7,10 +7,13 @@ closes, the parent is gone and the process ends. Everything else goes over a Zer
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 import threading
+import time
 import traceback
 from collections import defaultdict
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -32,6 +35,14 @@ class StartOrder(msgspec.Struct):
 
     address: str
     args: EngineArgs
+
+
+def _reason(fault: Exception) -> str:
+    """What the client is told. A traceback is printed where the fault may be plait's own."""
+    if isinstance(fault, ConfigError | ValueError | OSError | MemoryError) and str(fault):
+        return str(fault)
+    traceback.print_exc()
+    return f"the engine could not start: {type(fault).__name__}: {fault}"
 
 
 class EngineProcess:
@@ -59,10 +70,8 @@ class EngineProcess:
 
         try:
             self.core = load_engine(args, stage)
-        except (ConfigError, ValueError, MemoryError, OSError) as fault:
-            if not isinstance(fault, ConfigError | ValueError):
-                traceback.print_exc()
-            self.send(client, m.StartFailed(str(fault) or type(fault).__name__))
+        except Exception as fault:
+            self.send(client, m.StartFailed(_reason(fault)))
             return False
         resolved = self.core.resolved
         self.send(
@@ -144,8 +153,9 @@ class EngineProcess:
             )  # fmt: skip
         for client, outputs in entries.items():
             self.send(client, m.Outputs(outputs))
-        for request_id, reason in outcome.failed.items():
-            self.send(self.owner_of.pop(request_id), m.RequestFailed(request_id, reason, refused=False))
+        for ended, refused in ((outcome.failed, False), (outcome.refused, True)):
+            for request_id, reason in ended.items():
+                self.send(self.owner_of.pop(request_id), m.RequestFailed(request_id, reason, refused))
 
     def send(self, client: bytes, message: m.Message) -> None:
         self.socket.send_multipart((client, m.encode(message)))
@@ -156,10 +166,18 @@ class EngineProcess:
             self.send(client, m.Crashed(reason))
 
 
-def watch_lifeline() -> None:
-    """End the process when standard input closes: the parent is gone."""
+GRACE_SECONDS = 3.0
+"""How long the loop may take to end by itself once the lifeline is cut."""
+
+
+def watch_lifeline(process: EngineProcess, folder: Path) -> None:
+    """End the process when standard input closes: the parent is gone, or wants it to end."""
     while os.read(0, 4096):
         pass
+    process.running = False
+    if process.core is not None:
+        time.sleep(GRACE_SECONDS)  # the longest that a step in progress is given; then it ends here
+    shutil.rmtree(folder, ignore_errors=True)
     os._exit(0)
 
 
@@ -171,13 +189,14 @@ def main() -> int:
             return 1
         line += byte
     order = msgspec.json.decode(line, type=StartOrder)
-    threading.Thread(target=watch_lifeline, name="lifeline", daemon=True).start()
+    folder = Path(order.address.removeprefix("ipc://")).parent
     context = zmq.Context()
     socket = context.socket(zmq.ROUTER)
     socket.set_hwm(0)  # a ROUTER drops what exceeds its mark; what waits is bounded by the requests' lengths
     socket.setsockopt(zmq.LINGER, 500)
     socket.bind(order.address)
     process = EngineProcess(socket)
+    threading.Thread(target=watch_lifeline, args=(process, folder), name="lifeline", daemon=True).start()
     try:
         if not process.start(order.args):
             return 2
@@ -193,6 +212,7 @@ def main() -> int:
         if process.core is not None:
             process.core.close()
         context.destroy(linger=500)
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 if __name__ == "__main__":

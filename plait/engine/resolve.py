@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from plait.config import ConfigError, EngineArgs
+from plait.config import ConfigError, EngineArgs, check_types
 from plait.core.geometry import round_up
 from plait.engine.memory import in_words, parse_bytes
 from plait.kernels.backend import Backend
@@ -26,6 +26,9 @@ from plait.models.hub import resolve_model
 from plait.models.registry import config_from_folder, parse_config
 from plait.models.sources import DummySource, SafetensorsSource, WeightSource
 from plait.worker.worker import Worker, plan_layout
+
+MOST_THREADS = 1024
+_ALIASES = {"half": "float16", "fp16": "float16", "bf16": "bfloat16", "float": "float32", "fp32": "float32"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,16 +82,17 @@ def resolve(args: EngineArgs) -> Resolved:
         ConfigError: a setting that cannot hold; says what would.
         ValueError: a model that cannot be found or served.
     """
+    check_types(args)
     _refuse_unbuilt(args)
     path = resolve_model(args.model, args.revision, args.download_dir)
     config = model_config(path)
     device = _device(args)
     backend = get_backend("auto", device)
-    dtype, why = _dtype(args, config, device)
+    dtype, why = _dtype(args, config, device, quantised=path.suffix == ".gguf")
     layout = _layout(args, config, backend, dtype)
-    threads = args.cpu_threads or len(os.sched_getaffinity(0))
-    if threads < 1:
-        raise ConfigError(f"cpu_threads={args.cpu_threads}: it must be from 1 up")
+    threads = len(os.sched_getaffinity(0)) if args.cpu_threads is None else args.cpu_threads
+    if not 1 <= threads <= MOST_THREADS:
+        raise ConfigError(f"cpu_threads={args.cpu_threads}: it must be from 1 to {MOST_THREADS}")
     invariant = "answers do not depend on scheduling, bit for bit"
     variant = "float rounding may differ with batch and chunk sizes; answers agree to rounding"
     decisions = [
@@ -159,7 +163,7 @@ def _refuse_unbuilt(args: EngineArgs) -> None:
     choices = {
         "load_format": ("auto", "safetensors", "gguf", "dummy"),
         "scheduling_policy": ("fcfs", "priority"),
-        "dtype": ("auto", "half", *DTYPES),
+        "dtype": ("auto", *_ALIASES, *DTYPES),
         "device": ("auto", "cpu", "cuda"),
     }
     for name, known in choices.items():
@@ -199,11 +203,13 @@ def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _dtype(args: EngineArgs, config: ModelConfig, device: str) -> tuple[torch.dtype, str]:
+def _dtype(args: EngineArgs, config: ModelConfig, device: str, quantised: bool) -> tuple[torch.dtype, str]:
     if args.dtype != "auto":
-        return DTYPES["float16" if args.dtype == "half" else args.dtype], "as asked"
+        return DTYPES[_ALIASES.get(args.dtype, args.dtype)], "as asked"
     if device == "cpu" and config.dtype != torch.float32:
         return torch.float32, f"from {dtype_name(config.dtype)}: faster and exact on a CPU"
+    if quantised:
+        return config.dtype, "the file's packed weights are dequantised on load"
     return config.dtype, "the checkpoint's"
 
 
@@ -223,7 +229,7 @@ def _cache_dtype(args: EngineArgs, name: str) -> torch.dtype | None:
 
 
 def _layout(args: EngineArgs, config: ModelConfig, backend: Backend, dtype: torch.dtype) -> CacheLayout:
-    size = args.block_size or BLOCK
+    size = BLOCK if args.block_size is None else args.block_size
     if size < BLOCK or size % BLOCK:
         nearest = max(BLOCK, round_up(size, BLOCK))
         raise ConfigError(f"block_size={size}: pages hold a multiple of {BLOCK} tokens; {nearest} works")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from plait.config import ConfigError
-from plait.core.geometry import Geometry
+from plait.core.geometry import Geometry, round_up
 from plait.core.snapshots import SnapshotPolicy
 from plait.engine.memory import available_bytes, in_words, memory_bytes, parse_bytes
 from plait.engine.resolve import Decision, Resolved
@@ -36,16 +36,24 @@ class MemoryPlan:
 
     def arithmetic(self) -> str:
         whole = "" if self.limit is None else f"{in_words(self.limit)} limit: "
-        return (
-            f"{whole}{in_words(self.held)} program and weights + {in_words(self.workspace)} for a step "
-            f"+ {in_words(max(self.arena, 0))} arena"
+        rest = (
+            f"+ {in_words(self.arena)} arena" if self.arena >= 0 else f"are {in_words(-self.arena)} too much"
         )
+        held = f"{in_words(self.held)} program and weights + {in_words(self.workspace)} for a step"
+        return f"{whole}{held} {rest}"
 
 
 def share_memory(resolved: Resolved, held: int) -> MemoryPlan:
     """The arena takes what the limit leaves (without one, a share of what the machine has to give)."""
     args, config = resolved.args, resolved.config
     limit = None if args.memory_limit is None else parse_bytes(args.memory_limit)
+    available = available_bytes()
+    if limit is not None and available is not None and limit > available + held:
+        most = (available + held) // 2**20
+        raise ConfigError(
+            f"memory_limit={args.memory_limit}: this machine has {in_words(available)} to give besides the "
+            f'{in_words(held)} of program and weights; "{most}MiB" is the most that works'
+        )
     tokens = resolved.max_num_batched_tokens or DEFAULT_BUDGET
     if not args.enable_chunked_prefill:
         tokens = max(tokens, resolved.max_model_len)
@@ -53,7 +61,6 @@ def share_memory(resolved: Resolved, held: int) -> MemoryPlan:
     workspace = activation_bytes(config, tokens=tokens, logit_rows=rows, dtype=resolved.dtype) + MARGIN
     if limit is not None:
         return MemoryPlan(limit, held, workspace, limit - held - workspace)
-    available = available_bytes()
     if available is None:
         return MemoryPlan(None, held, workspace, 4 * 2**30)
     useful = _useful_arena(resolved)
@@ -78,8 +85,11 @@ def fit(resolved: Resolved, plan: MemoryPlan) -> tuple[Geometry, int]:
     least = asked or 2
     if longest < least:
         needed = geometry.slabs_for(least) * geometry.slab_bytes
-        missing = needed - max(plan.arena, 0)
-        advice = f"raise memory_limit by {in_words(missing)}" if plan.limit else "free some memory"
+        missing = needed - plan.arena
+        advice = f"free {in_words(missing)} of memory"
+        if plan.limit is not None:
+            enough = round_up(plan.limit + missing, 2**20) // 2**20
+            advice = f'set memory_limit to "{enough}MiB" or more, or max_num_batched_tokens lower'
         if asked and longest >= 2:
             advice += f", or set max_model_len to {longest} or less"
         raise ConfigError(

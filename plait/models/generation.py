@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from plait.core.sampling_params import SamplingParams
 from plait.models.gguf import end_token_ids, token_id
 from plait.text.gguf_file import read_header
 from plait.text.tokenizer import Tokenizer, TokenizerError
@@ -66,7 +67,12 @@ def generation_config(path: str | Path, tokenizer: Tokenizer | None = None) -> G
         ends.append(tokenizer.eos_token_id)
     bos = next((source["bos_token_id"] for source in sources if source.get("bos_token_id") is not None), None)
     sampling = {name: _number(given.get(name), name, path) for name in _SAMPLING}
-    return GenerationDefaults(tuple(dict.fromkeys(ends)), bos, **sampling)
+    defaults = GenerationDefaults(tuple(dict.fromkeys(ends)), bos, **sampling)
+    try:
+        SamplingParams(**defaults.sampling())  # type: ignore[arg-type]
+    except ValueError as fault:
+        raise GenerationConfigError(f"{path / 'generation_config.json'}: {fault}") from fault
+    return defaults
 
 
 def _tokenizer(path: Path) -> Tokenizer | None:
@@ -102,4 +108,6 @@ def _number(value: Any, name: str, path: Path) -> Any:
         raise GenerationConfigError(
             f"{path / 'generation_config.json'}: {name} is {value!r}; it must be a number"
         )
+    if name == "top_k" and isinstance(value, float) and value.is_integer():
+        return int(value)
     return value

@@ -49,6 +49,10 @@ def parse_config(raw: Raw) -> ModelConfig:
     return FAMILIES[architecture].parse(architecture, raw)
 
 
+DAMAGE = (TypeError, KeyError, IndexError, AttributeError, RecursionError, OverflowError)
+"""What reading a file of the wrong shape ends in, where no check foresaw it."""
+
+
 def config_from_folder(folder: Path | str) -> ModelConfig:
     """The model in a checkpoint's folder.
 
@@ -66,9 +70,14 @@ def config_from_folder(folder: Path | str) -> ModelConfig:
         raise UnsupportedModelError(f"{path} does not exist: is {folder} the folder of a model?") from error
     except ValueError as error:
         raise UnsupportedModelError(f"{path} is not JSON: {error}") from error
+    except RecursionError as error:
+        raise UnsupportedModelError(f"{path} is nested too deeply to be a config") from error
     if not isinstance(raw, dict):
         raise UnsupportedModelError(f"{path} holds {type(raw).__name__}, not an object")
-    return parse_config(raw)
+    try:
+        return parse_config(raw)
+    except DAMAGE as error:
+        raise UnsupportedModelError(f"{path} has a field of the wrong kind: {error}") from error
 
 
 def load_model(

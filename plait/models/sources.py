@@ -84,7 +84,9 @@ class SafetensorsSource:
     def _read_index(self, index: Path) -> None:
         try:
             mapping = json.loads(index.read_text())["weight_map"]
-        except (ValueError, KeyError, TypeError) as error:
+            if not all(isinstance(shard, str) and shard for shard in mapping.values()):
+                raise TypeError("weight_map must map the names of tensors to files")
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise WeightError(f"{index} is no index of shards: {error!r}; download it again") from error
         for shard in sorted(set(mapping.values())):
             path = self.folder / shard
@@ -118,10 +120,13 @@ def _read_header(path: Path) -> dict[str, dict[str, Any]]:
             header: dict[str, dict[str, Any]] = json.loads(file.read(length))
             header.pop("__metadata__", None)
             entries = sorted(header.items(), key=lambda item: item[1]["data_offsets"][1])
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            ends = {name: int(entry["data_offsets"][1]) for name, entry in entries}
+            for _, entry in entries:
+                tuple(map(int, entry["shape"]))
+        except (ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError) as error:
             raise WeightError(f"{path} is no safetensors file: its header is broken: {error!r}") from error
-    for name, entry in entries:
-        end = 8 + length + entry["data_offsets"][1]
+    for name in ends:
+        end = 8 + length + ends[name]
         if end > size:
             raise WeightError(
                 f"{path} is cut off: tensor {name} ends at byte {end:,}, the file at {size:,}; "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from difflib import get_close_matches
 from typing import Any
 
@@ -10,6 +11,7 @@ import msgspec
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from plait.engine.outputs import EngineDeadError, RequestFailed, RequestRefused
 
@@ -37,15 +39,20 @@ class APIError(Exception):
     def body(self) -> bytes:
         kind = _TYPES.get(self.status, "internal_server_error" if self.status >= 500 else _TYPES[400])
         error = {
-            "message": self.message,
+            "message": _printable(self.message),
             "type": kind,
-            "param": self.param,
+            "param": None if self.param is None else _printable(self.param),
             "code": self.code or self.status,
         }
         return msgspec.json.encode({"error": error})
 
-    def response(self) -> Response:
-        return Response(self.body(), status_code=self.status, media_type="application/json")
+    def response(self, headers: Mapping[str, str] | None = None) -> Response:
+        return Response(self.body(), self.status, headers, media_type="application/json")
+
+
+def _printable(text: str) -> str:
+    """Text that came from a client, perhaps with unpaired surrogates, as text that can be sent."""
+    return text.encode("utf-8", "replace").decode()
 
 
 def as_api_error(error: Exception) -> APIError:
@@ -74,7 +81,7 @@ def install(app: FastAPI) -> None:
         message = error.detail
         if error.status_code in (404, 405):
             message = f"{request.method} {request.url.path}: {message}"
-        return APIError(error.status_code, message).response()
+        return APIError(error.status_code, message).response(error.headers)
 
     async def known(request: Request, error: Exception) -> Response:
         return as_api_error(error).response()
@@ -83,7 +90,30 @@ def install(app: FastAPI) -> None:
     app.add_exception_handler(HTTPException, http)
     for kind in (APIError, EngineDeadError, RequestFailed, RequestRefused):
         app.add_exception_handler(kind, known)
-    app.add_exception_handler(Exception, known)
+    app.add_middleware(_LastResort)
+
+
+class _LastResort:
+    """Answers what nothing else did. (A handler for ``Exception`` would answer too, and then raise it
+    again, upon which the connection is dropped and the client's next request with it.)"""
+
+    def __init__(self, app: ASGIApp):
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        started = False
+
+        async def watch(message: Message) -> None:
+            nonlocal started
+            started = True
+            await send(message)
+
+        try:
+            await self._app(scope, receive, watch)
+        except Exception as error:
+            if started or scope["type"] != "http":
+                raise
+            await as_api_error(error).response()(scope, receive, send)
 
 
 def unknown_field(name: str, known: list[str]) -> str:

@@ -5,6 +5,7 @@ A field is either honoured or refused by name; none is ignored in silence. Null 
 
 from __future__ import annotations
 
+import json
 from typing import Annotated, Any, ClassVar, cast
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -75,6 +76,16 @@ _PASSED_ON = (
 )
 
 
+def _refuse_what_is_no_text(data: dict[str, Any]) -> None:
+    """JSON can spell halves of surrogate pairs; no tokenizer can read them and no answer can hold them."""
+    for name, value in data.items():
+        try:
+            json.dumps([name, value], ensure_ascii=False).encode()
+        except (UnicodeError, RecursionError):
+            shown = name.encode("utf-8", "replace").decode()
+            raise _not_served(shown, f"{shown} holds an unpaired surrogate, which is no text") from None
+
+
 class StreamOptions(BaseModel):
     """What a stream carries besides the answer."""
 
@@ -113,7 +124,7 @@ class Request(BaseModel):
     skip_special_tokens: bool = True
     prompt_logprobs: int | None = None
 
-    priority: int = 0
+    priority: int = Field(0, ge=-(2**63), lt=2**63)
     cache_salt: str | None = None
     return_token_ids: bool = False
 
@@ -128,6 +139,7 @@ class Request(BaseModel):
     def _refuse_what_is_not_served(cls, data: Any) -> Any:
         if not isinstance(data, dict):
             return data
+        _refuse_what_is_no_text(data)
         kept = {}
         for name, value in data.items():
             if value is None:

@@ -86,10 +86,12 @@ async def serve(
                 create_app(engine, settings),
                 log_level=settings.log_level,
                 access_log=False,
-                timeout_graceful_shutdown=max(1, round(settings.shutdown_timeout)),
+                # Ours comes first, and gives every request its error; this one is for connections that hang.
+                timeout_graceful_shutdown=round(settings.shutdown_timeout) + 5,
             )
             server = _Server(config)
-            signals.action = server.stop
+            ending = _Ending(server, engine, settings.shutdown_timeout)
+            signals.action = ending.signal
             serving = asyncio.ensure_future(server.serve(sockets=[sock]))
             watching = asyncio.ensure_future(_report_death(engine))
             while not (server.started or serving.done()):
@@ -126,10 +128,25 @@ class _Server(uvicorn.Server):
     def capture_signals(self) -> Iterator[None]:
         yield
 
-    def stop(self) -> None:
-        """Take no new requests and end with the last one; at once, when told a second time."""
-        self.force_exit = self.should_exit
-        self.should_exit = True
+
+class _Ending:
+    """What a signal does: take no new requests and end with the last one. When the time is up, or at a
+    second signal, requests that still run get an error that says so."""
+
+    def __init__(self, server: uvicorn.Server, engine: AsyncEngine, seconds: float):
+        self._server = server
+        self._engine = engine
+        self._seconds = seconds
+
+    def signal(self) -> None:
+        if self._server.should_exit:
+            self._give_up()
+            return
+        self._server.should_exit = True
+        asyncio.get_running_loop().call_later(self._seconds, self._give_up)
+
+    def _give_up(self) -> None:
+        self._engine.fail("the server is shutting down; send the request to another, or again later")
 
 
 class _Signals:

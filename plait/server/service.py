@@ -55,7 +55,8 @@ class Service:
         self.check_model(body.model)
         limit = self.engine.info.vocab_size
         for token in body.logit_bias or ():
-            if token.isdecimal() and int(token) >= limit:
+            if token.isdecimal() and (len(token) > 10 or int(token) >= limit):
+                token = token[:12]
                 message = f"logit_bias names token id {token}: the vocabulary has {limit} tokens"
                 raise APIError(400, message, "logit_bias")
         if body.priority and not self.settings.priorities:

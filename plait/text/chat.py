@@ -102,6 +102,7 @@ class ChatTemplate:
 
     def render(
         self,
+        /,  # a template may have a variable of any name
         messages: Sequence[Message],
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
@@ -138,7 +139,7 @@ class ChatTemplate:
         name = "tool_use" if values.get("tools") and "tool_use" in self._templates else "default"
         template = self._templates.get(name) or next(iter(self._templates.values()))
         try:
-            return template.render(**{**self._special_tokens, "documents": None, **values, "messages": chat})
+            return template.render({**self._special_tokens, "documents": None, **values, "messages": chat})
         except jinja2.TemplateError as fault:
             raise ChatError(f"the chat template refused these messages: {fault.message or fault}") from fault
         except Exception as fault:  # a template can fail with any Python error

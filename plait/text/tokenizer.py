@@ -140,6 +140,15 @@ class Tokenizer:
 
 def _load_folder(folder: Path) -> Tokenizer:
     try:
+        return _read_folder(folder)
+    except (TypeError, KeyError, IndexError, AttributeError, RecursionError) as fault:
+        raise TokenizerError(
+            f"a tokenizer file in {folder} has a field of the wrong kind: {fault}"
+        ) from fault
+
+
+def _read_folder(folder: Path) -> Tokenizer:
+    try:
         backend = Backend.from_file(str(folder / "tokenizer.json"))
     except Exception as fault:  # the library raises plain Exception
         raise TokenizerError(

@@ -24,19 +24,20 @@ class Model(Protocol):
 
 
 class BadLogits(RuntimeError):
-    """The model gave NaN, +inf, or nothing above -inf, for some requests; the step's others are whole.
+    """No token could be chosen for some requests; the step's others are whole.
 
     Attributes:
-        request_ids: requests without a usable result; end them.
+        request_ids: requests whose logits hold NaN, +inf, or nothing above -inf; end them.
+        barred: requests whose own parameters leave no token; end them.
         result: the step's result, in which their chunks have no tokens and no log-probabilities.
     """
 
-    def __init__(self, request_ids: tuple[str, ...], result: StepResult) -> None:
-        super().__init__(
-            f"step {result.step}: logits of {', '.join(request_ids)} are not finite; the weights may be "
-            "damaged, or overflow in their dtype: try dtype float32"
-        )
+    def __init__(
+        self, request_ids: tuple[str, ...], result: StepResult, barred: tuple[str, ...] = ()
+    ) -> None:
+        super().__init__(f"step {result.step}: no token for {', '.join((*request_ids, *barred))}")
         self.request_ids = request_ids
+        self.barred = barred
         self.result = result
 
 
@@ -121,6 +122,7 @@ class ModelRunner:
         samples = sample(logits if len(at) == len(logits) else logits[at], rows)
         drawn = zip(samples.tokens, samples.logprobs, strict=True)
 
+        barred = {rows[r].request.request_id for r in samples.barred}
         results, bad, first = [], [], 0
         for chunk, state, positions in zip(plan.chunks, states, scored, strict=True):
             size = len(positions)
@@ -138,7 +140,7 @@ class ModelRunner:
             results.append(ChunkResult(chunk.request_id, tokens, logprobs, prompt))
         result = StepResult(plan.step, tuple(results))
         if bad:
-            raise BadLogits(tuple(bad), result)
+            raise BadLogits(tuple(r for r in bad if r not in barred), result, tuple(sorted(barred)))
         return result
 
 

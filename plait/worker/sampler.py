@@ -51,13 +51,15 @@ class Row:
 
 @dataclass(slots=True)
 class Samples:
-    """One entry per row. Where ``bad`` names a row, its token is None and means nothing."""
+    """One entry per row. Where ``bad`` or ``barred`` names a row, its token is None and means nothing."""
 
     tokens: list[int | None]
     logprobs: list[TokenLogprobs | None]
     """for requests that asked for them"""
     bad: list[int] = field(default_factory=list)
-    """rows whose logits hold NaN or +inf, or nothing above -inf, as given or after the adjustments"""
+    """rows whose logits, as given, hold NaN or +inf, or nothing above -inf"""
+    barred: list[int] = field(default_factory=list)
+    """rows of which the request's own adjustments (a bar on end tokens) leave no token"""
 
 
 def sample(logits: torch.Tensor, rows: Sequence[Row]) -> Samples:
@@ -70,6 +72,7 @@ def sample(logits: torch.Tensor, rows: Sequence[Row]) -> Samples:
     peaks, ids = first_largest(logits)
     tokens: list[int | None] = ids.tolist()
     bad = {r for r, finite in enumerate(peaks.isfinite().tolist()) if not finite}
+    barred: set[int] = set()
     special = [
         r
         for r, row in enumerate(rows)
@@ -80,10 +83,10 @@ def sample(logits: torch.Tensor, rows: Sequence[Row]) -> Samples:
         for r, token in zip(special, chosen, strict=True):
             tokens[r] = token
             if token is None:
-                bad.add(r)
-    for r in bad:
+                barred.add(r)
+    for r in bad | barred:
         tokens[r] = None
-    return Samples(tokens, _logprobs(logits, rows, tokens), sorted(bad))
+    return Samples(tokens, _logprobs(logits, rows, tokens), sorted(bad), sorted(barred))
 
 
 def _sample_special(logits: torch.Tensor, rows: list[Row]) -> list[int | None]:
