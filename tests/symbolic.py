@@ -172,6 +172,7 @@ class World:
     make_cache: type[Cache] = Cache
     make_scheduler: type[Scheduler] = Scheduler
     check_every: int = 1
+    cancel_rate: float = 0.01
     rng: random.Random = field(init=False)
     expected: dict[str, tuple[list[int], int, frozenset[int]]] = field(default_factory=dict)
     answers: dict[str, list[int]] = field(default_factory=dict)
@@ -298,7 +299,7 @@ class World:
         rng = self.rng
         if len(self.scheduler.requests) < 30 and rng.random() < 0.25:
             self.arrive()
-        if rng.random() < 0.01:
+        if rng.random() < self.cancel_rate:
             self.cancel()
         if rng.random() < 0.05 and len(self.loans) < 3:
             self.borrow()

@@ -134,7 +134,7 @@ def test_followers_do_not_hold_up_others():
 def test_a_turn_that_repeats_the_answer_goes_on_from_its_end():
     """History word for word: only the new message is computed, wherever in a page the answer ended."""
     scheduler = make(slabs=400, max_model_len=600, max_num_batched_tokens=64)
-    history = list(range(100, 151))
+    history, before = list(range(100, 151)), 0
     for turn in range(6):
         request = add(scheduler, f"t{turn}", history, max_tokens=turn + 3)
         finish(scheduler)

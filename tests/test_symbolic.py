@@ -111,7 +111,7 @@ class OffGridScheduler(Scheduler):
         ({"make_cache": DoubleFreeCache}, IntegrityError),
         ({"make_cache": FreesWhileReadCache}, Corruption),
         ({"make_cache": WrongPositionCache}, Corruption),
-        ({"make_cache": EarlyLoanCache, "depth": 3}, Corruption),
+        ({"make_cache": EarlyLoanCache, "depth": 3, "cancel_rate": 0.2}, Corruption),
         ({"make_scheduler": OffGridScheduler}, Corruption),
     ],
     ids=["leak", "double-free", "page-freed-while-read", "snapshot-position", "reused-early", "off-grid"],
