@@ -29,6 +29,7 @@ def encode_conversation(
     template: ChatTemplate,
     tokenizer: Tokenizer,
     messages: Sequence[Message],
+    /,  # a template may have a variable of any name
     *,
     tools: Sequence[Mapping[str, Any]] | None = None,
     add_generation_prompt: bool = True,
