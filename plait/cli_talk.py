@@ -15,6 +15,7 @@ from plait.config import EngineArgs
 from plait.core.sampling_params import SamplingParams
 from plait.engine.memory import in_words
 from plait.engine.outputs import CompletionDelta, RequestRefused
+from plait.text.conversation import encode_conversation
 
 HELP = (
     "/exit ends, /reset forgets the conversation, /system TEXT sets the system prompt, Ctrl-C stops an answer"
@@ -61,8 +62,8 @@ class Talker:
         defaults: dict[str, Any] = self.engine.info.generation_defaults.sampling()
         self._params = SamplingParams(**defaults | _given(sampling))
 
-    def render(self, messages: list[dict[str, Any]]) -> list[int]:
-        """Token ids of a conversation.
+    def render(self, messages: list[dict[str, Any]]) -> dict[str, Any]:
+        """A conversation as a prompt.
 
         Raises:
             ValueError: the model has no chat template, or it refuses the messages.
@@ -70,9 +71,9 @@ class Talker:
         template, tokenizer = self.engine.chat_template, self.engine.tokenizer
         if template is None or tokenizer is None:
             raise ValueError("the model has no chat template: give one with --chat-template")
-        return tokenizer.encode_chat(template.render(messages))
+        return encode_conversation(template, tokenizer, messages).prompt()
 
-    def answer(self, prompt: str | list[int], figures: Figures) -> str:
+    def answer(self, prompt: str | dict[str, Any], figures: Figures) -> str:
         """Print the answer to ``prompt`` while it is made, and return it. Ctrl-C ends it early."""
         text: list[str] = []
         stream: AsyncIterator[CompletionDelta] = self.engine.stream(prompt, self._params)
@@ -106,17 +107,12 @@ def generate_once(args: EngineArgs, text: str, sampling: dict[str, Any], chat: b
     SamplingParams(**_given(sampling))  # a value out of range is said before the model is loaded
     with closing(_start(args)) as blocking:
         talker = Talker(blocking, sampling)
-        prompt: str | list[int] = talker.render([{"role": "user", "content": text}]) if chat else text
+        prompt: str | dict[str, Any] = talker.render([{"role": "user", "content": text}]) if chat else text
         figures = Figures()
         talker.answer(prompt, figures)
-        count = len(prompt) if isinstance(prompt, list) else _count(talker, prompt)
+        count = len(talker.engine.tokenize(prompt).tokens)
         memory = in_words(blocking.call(talker.engine.stats()).memory_bytes)
         note(f"{figures.line(count)}, engine memory {memory}")
-
-
-def _count(talker: Talker, prompt: str) -> int:
-    tokenizer = talker.engine.tokenizer
-    return 0 if tokenizer is None else len(tokenizer.encode(prompt))
 
 
 def talk(args: EngineArgs, system: str | None, sampling: dict[str, Any]) -> None:
@@ -152,7 +148,7 @@ def _turn(talker: Talker, history: list[dict[str, Any]], line: str) -> None:
         return
     history.append({"role": "assistant", "content": answer})
     if sys.stdout.isatty():
-        note(figures.line(len(prompt)))
+        note(figures.line(len(prompt["prompt_token_ids"])))
 
 
 def _begin(system: str | None) -> list[dict[str, Any]]:

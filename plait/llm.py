@@ -168,9 +168,13 @@ class LLM:
         if not messages:
             raise ValueError("messages is empty: give at least one message")
         several = cast("Sequence[Messages]", [messages] if isinstance(messages[0], dict) else messages)
+        from plait.text.conversation import encode_conversation
+
         template = self._template(chat_template)
-        texts = [
-            template.render(
+        prompts = [
+            encode_conversation(
+                template,
+                self.get_tokenizer(),
                 conversation,
                 tools=tools,
                 add_generation_prompt=add_generation_prompt,
@@ -179,11 +183,7 @@ class LLM:
             )
             for conversation in several
         ]
-        encode = self.get_tokenizer().encode_chat
-        outputs = self.generate([encode(text) for text in texts], sampling_params, use_tqdm)
-        for output, text in zip(outputs, texts, strict=True):
-            output.prompt = text
-        return outputs
+        return self.generate([prompt.prompt() for prompt in prompts], sampling_params, use_tqdm)
 
     def _template(self, given: str | None) -> ChatTemplate:
         from plait.text.chat import ChatTemplate

@@ -36,6 +36,8 @@ class ByteTokenizer:
 
     special_tokens_map: dict[str, str] = {}  # noqa: RUF012
 
+    special_ids = frozenset[int]()
+
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         return list(text.encode())
 

@@ -172,6 +172,7 @@ class World:
     make_cache: type[Cache] = Cache
     make_scheduler: type[Scheduler] = Scheduler
     check_every: int = 1
+    cancel_rate: float = 0.01
     rng: random.Random = field(init=False)
     expected: dict[str, tuple[list[int], int, frozenset[int]]] = field(default_factory=dict)
     answers: dict[str, list[int]] = field(default_factory=dict)
@@ -232,6 +233,8 @@ class World:
             id=f"r{self.count}", tokens=list(prompt), num_prompt_tokens=len(prompt), params=params, seed=0,
             max_tokens=params.max_tokens, end_token_ids=ends, priority=rng.choice([0, 0, 1, 5]),
             cache_salt=rng.choice(["", "", "other"]),
+            tail=rng.choice([None, None, rng.randrange(len(prompt) + 1)]),
+            boundaries=tuple(rng.randrange(len(prompt) + 1) for _ in range(rng.choice([0, 0, 2]))),
         )  # fmt: skip
         try:
             self.scheduler.add(request)
@@ -282,6 +285,7 @@ class World:
             got = self.answers[progress.request_id]
             got += progress.tokens
             if progress.finish_reason is not None:
+                self.prompts.append([*self.expected[progress.request_id][0], *got])  # a next turn may follow
                 self.compare(progress.request_id, got)
 
     def compare(self, request_id: str, got: list[int]) -> None:
@@ -295,7 +299,7 @@ class World:
         rng = self.rng
         if len(self.scheduler.requests) < 30 and rng.random() < 0.25:
             self.arrive()
-        if rng.random() < 0.01:
+        if rng.random() < self.cancel_rate:
             self.cancel()
         if rng.random() < 0.05 and len(self.loans) < 3:
             self.borrow()

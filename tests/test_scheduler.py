@@ -204,8 +204,14 @@ def test_salts_keep_prefixes_apart():
 def test_a_page_published_twice_adopts_the_elder():
     """Two requests compute the same prompt side by side; in the end there is one copy."""
     scheduler = make(state_bytes=0)
-    a, b = add(scheduler, "a", 8), add(scheduler, "b", 8)
-    assert step(scheduler)[0] == {"a": 8, "b": 8}
+    a = add(scheduler, "a", 8)
+    first = scheduler.schedule()
+    b = add(scheduler, "b", 8)
+    second = scheduler.schedule()  # a's pages are not published before its step is over
+    for plan, name in ((first, "a"), (second, "b")):
+        assert [c.request_id for c in plan.chunks] == [name]
+        scheduler.update(plan, StepResult(plan.step, (ChunkResult(name, (7,)),)))
+        scheduler.check()
     assert [p.index for p in a.pages[:2]] == [p.index for p in b.pages[:2]]
     assert scheduler.cache.usage()["pages_used"] == 2
 

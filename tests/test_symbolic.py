@@ -33,7 +33,7 @@ def test_no_schedule_corrupts_memory():
     # The worlds are worth something only if all of this happens in them.
     assert preemptions > 20
     assert moved > 20
-    assert {"none", "page", "tail", "spaced", "fork"} <= hits
+    assert {"none", "page", "tail", "spaced", "fork", "boundary", "leaf"} <= hits
 
 
 # -- planted bugs -------------------------------------------------------------------------------
@@ -71,7 +71,7 @@ class FreesWhileReadCache(Cache):
             page.refs -= 1
             self._referenced[Kind.PAGE] -= page.refs == 0
             node.queued = False
-            self._queue_page(node)
+            self.queue.add_page(node)
         return done
 
 
@@ -111,7 +111,7 @@ class OffGridScheduler(Scheduler):
         ({"make_cache": DoubleFreeCache}, IntegrityError),
         ({"make_cache": FreesWhileReadCache}, Corruption),
         ({"make_cache": WrongPositionCache}, Corruption),
-        ({"make_cache": EarlyLoanCache, "depth": 3}, Corruption),
+        ({"make_cache": EarlyLoanCache, "depth": 3, "cancel_rate": 0.2}, Corruption),
         ({"make_scheduler": OffGridScheduler}, Corruption),
     ],
     ids=["leak", "double-free", "page-freed-while-read", "snapshot-position", "reused-early", "off-grid"],

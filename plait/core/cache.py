@@ -6,17 +6,17 @@ for snapshots, ``commit`` when a step is over and ``release`` when the request l
 
 from __future__ import annotations
 
-import heapq
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from plait.core.arena import ArenaBook, IntegrityError, Unit
+from plait.core.eviction import EvictionQueue
 from plait.core.geometry import Geometry
-from plait.core.index import Match, Node, PrefixIndex
+from plait.core.index import Leaf, Match, Node, PrefixIndex, pack
 from plait.core.plan import Copy, Kind
 from plait.core.request import PendingExport, Request, Status
-from plait.core.snapshots import SnapshotPolicy
+from plait.core.snapshots import SnapshotKind, SnapshotPolicy
 
 
 @dataclass(slots=True)
@@ -64,13 +64,12 @@ class Cache:
         """last step handed to the worker"""
         self.copies: list[Copy] = []
         """copies that the next plan must carry, in order"""
+        self.queue = EvictionQueue(geometry)
         self.counters = CacheCounters()
         self.num_snapshots = 0
         self.num_pending = 0
         """exports in flight"""
         self._clock = 0
-        self._heap: list[tuple[int, int, int, Node, bool]] = []
-        self._pushes = 0
         self._referenced = [0, 0]
         self._lent = [0, 0]
 
@@ -82,7 +81,19 @@ class Cache:
             return Match([], 0)
         pages = (request.num_tokens - 1) // self.geometry.page_size
         self.index.extend_keys(request.page_keys, request.tokens, request.cache_salt, pages)
-        return self.index.match(request.page_keys, request.tokens, pages)
+        root = self.index.seed(request.cache_salt) if self.index.leaves else b""
+        return self.index.match(request.page_keys, request.tokens, pages, root)
+
+    def common_prefix(self, a: Request, b: Request) -> int:
+        """Tokens of the longest prefix of both that could be shared, by the hash chains known so far."""
+        low, high = 0, min(len(a.page_keys), len(b.page_keys))
+        while low < high:  # equal keys mean equal prefixes
+            middle = (low + high + 1) // 2
+            if a.page_keys[middle - 1] == b.page_keys[middle - 1]:
+                low = middle
+            else:
+                high = middle - 1
+        return self.policy.floor(low * self.geometry.page_size)
 
     def pages_wanted(self, request: Request, match: Match) -> int:
         """Pages that would become referenced to hold all its tokens."""
@@ -93,44 +104,78 @@ class Cache:
         """Take over what was matched and give the request a slot. False (and no change) without memory."""
         size = self.geometry.page_size
         nodes = match.nodes[: match.usable]
-        snapshot = nodes[-1].snapshot if nodes and self.geometry.has_state else None
         for node in nodes:
             self._hold(node.page)
+        pages = [node.page for node in nodes]
         if self.geometry.has_state:
-            if snapshot is not None:
-                self._hold(snapshot)
-            slot = self._take(Kind.STATE)
-            if slot is not None and snapshot is not None:
-                self.copies.append(Copy(Kind.STATE, snapshot.index, slot.index))
-            if snapshot is not None:
-                self._unhold_snapshot(nodes[-1])
-            if slot is None:
+            own = self._restore(nodes, match.leaf)
+            if own is None:
                 for node in reversed(nodes):
                     self._drop_page(node.page, node)
                 return False
-            request.slot = slot
-        self._touch(nodes)
-        request.pages = [node.page for node in nodes]
+            request.slot = own[0]
+            pages += own[1:]
+        self._touch(nodes, match.leaf)
+        request.pages = pages
         request.nodes = nodes
-        request.num_computed_tokens = request.num_committed_tokens = len(nodes) * size
+        request.num_computed_tokens = request.num_committed_tokens = match.position(size)
         request.marks = {}
         if self.enabled and self.geometry.has_state:
             request.marks = self.policy.marks(
-                request.num_prompt_tokens, len(nodes) * size, len(match.nodes) * size
+                request.num_prompt_tokens,
+                found=match.position(size),
+                known=len(match.nodes) * size,
+                tail=request.tail,
+                boundaries=request.boundaries,
             )
         return True
 
-    def _touch(self, nodes: Sequence[Node]) -> None:
+    def _restore(self, nodes: Sequence[Node], leaf: Leaf | None) -> list[Unit] | None:
+        """A slot with the state to go on from, and with a leaf a copy of its page. None without memory."""
+        snapshot = leaf.state if leaf else nodes[-1].snapshot if nodes else None
+        sources = [] if snapshot is None else [snapshot, leaf.page] if leaf else [snapshot]
+        for source in sources:
+            self._hold(source)
+        own: list[Unit] = []
+        for kind in (Kind.STATE, Kind.PAGE) if leaf else (Kind.STATE,):
+            unit = self._take(kind, near=nodes[-1].page if nodes and kind is Kind.PAGE else None)
+            if unit is not None:
+                own.append(unit)
+        complete = len(own) == (2 if leaf else 1)
+        if complete:
+            pairs = zip(sources, own, strict=False)  # without a snapshot there is nothing to copy
+            self.copies += [Copy(source.kind, source.index, unit.index) for source, unit in pairs]
+        else:
+            for unit in own:
+                self._drop_unit(unit)
+        for source in sources:
+            self._drop_ref(source)
+        if leaf is not None:
+            self.queue.add_leaf(leaf)
+        elif nodes and snapshot is not None:
+            self.queue.add_snapshot(nodes[-1])
+        return own if complete else None
+
+    def _touch(self, nodes: Sequence[Node], leaf: Leaf | None) -> None:
         self._clock += 1
         for node in nodes:
             node.used = self._clock
-        if nodes:
-            nodes[-1].snapshot_used = self._clock
+            node.age = self.queue.age
+        if leaf is not None:
+            leaf.hits += 1
+            self.queue.leaves_hit += 1
+            leaf.used, leaf.age = self._clock, self.queue.age
+        elif nodes:
+            last = nodes[-1]
+            last.snapshot_hits += 1
+            last.snapshot_used, last.snapshot_age = self._clock, self.queue.age
 
     def count_hit(self, request: Request) -> None:
         """For the figures: what the request, just admitted, was restored from."""
         nodes = request.nodes
-        if not nodes:
+        if request.num_computed_tokens > len(nodes) * self.geometry.page_size:
+            kind = "leaf"
+        elif not nodes:
             kind = "none"
         elif not self.geometry.has_state:
             kind = "page"
@@ -214,7 +259,7 @@ class Cache:
                 self._drop_page(request.pages[i], None)
                 request.pages[i] = node.page
                 request.table = ()
-            node.used = self._clock
+            node.used, node.age = self._clock, self.queue.age
             request.nodes.append(node)
 
     def _publish_snapshot(self, request: Request, export: PendingExport) -> None:
@@ -222,20 +267,68 @@ class Cache:
         node = request.nodes[depth - 1] if depth <= len(request.nodes) else None
         self.num_pending -= 1
         if node is None or node.snapshot is not None:
-            self._drop_state(export.state)
+            self._drop_unit(export.state)
             return
         if node.depth * self.geometry.page_size != export.position:
             raise IntegrityError(f"a snapshot at {export.position} under a key of another length")
-        export.state.cached = True
-        self._drop_ref(export.state)
-        node.snapshot = export.state
-        node.snapshot_kind = export.kind
-        node.snapshot_used = self._clock
+        self._attach(node, export.state, export.kind)
+
+    def _attach(self, node: Node, state: Unit, kind: SnapshotKind) -> None:
+        """A state that a request held becomes the snapshot of a node."""
+        state.cached = True
+        self._drop_ref(state)
+        node.snapshot = state
+        node.snapshot_kind = kind
+        node.snapshot_hits = 0
+        node.snapshot_used, node.snapshot_age = self._clock, self.queue.age
         self.num_snapshots += 1
-        self.counters.snapshots_taken[export.kind.name.lower()] += 1
-        self._queue_snapshot(node)
+        self.counters.snapshots_taken[kind.name.lower()] += 1
+        self.queue.add_snapshot(node)
 
     # -- leaving ----------------------------------------------------------------------------
+
+    def retire(self, request: Request) -> None:
+        """The request has ended by itself: its slot becomes the snapshot of where it ended, then it leaves.
+
+        The next turn of a conversation that repeats the answer word for word goes on from there. Nothing is
+        copied: the slot and the partly filled page change hands.
+        """
+        size, end = self.geometry.page_size, request.num_committed_tokens
+        keeps = (
+            self.enabled
+            and self.row_invariant
+            and request.slot is not None
+            and self.geometry.state_grid == 1
+            and end == request.num_computed_tokens > request.num_prompt_tokens
+            and len(request.nodes) == end // size
+        )
+        if keeps and end % size:
+            self._leave_leaf(request, end)
+        elif keeps and request.nodes[-1].snapshot is None:
+            assert request.slot is not None
+            self._attach(request.nodes[-1], request.slot, SnapshotKind.LEAF)
+            request.slot = None
+        self.release(request)
+
+    def _leave_leaf(self, request: Request, end: int) -> None:
+        assert request.slot is not None
+        depth = end // self.geometry.page_size
+        parent = request.nodes[-1] if request.nodes else None
+        under = parent.key if parent else self.index.seed(request.cache_salt)
+        tokens = pack(request.tokens[depth * self.geometry.page_size : end])
+        leaf = Leaf(under, parent, tokens, request.pages[depth], request.slot)
+        if not self.index.add_leaf(leaf):
+            return
+        del request.pages[depth]
+        request.slot = None
+        self._drop_ref(leaf.page)
+        self._drop_ref(leaf.state)
+        self._clock += 1
+        leaf.used, leaf.age = self._clock, self.queue.age
+        self.num_snapshots += 1
+        self.queue.leaves_made += 1
+        self.counters.snapshots_taken["leaf"] += 1
+        self.queue.add_leaf(leaf)
 
     def release(self, request: Request) -> None:
         """The request leaves the arena (finished, cancelled or preempted)."""
@@ -243,14 +336,14 @@ class Cache:
             node = request.nodes[i] if i < len(request.nodes) else None
             self._drop_page(request.pages[i], node)
         if request.slot is not None:
-            self._drop_state(request.slot)
+            self._drop_unit(request.slot)
         request.pages, request.nodes, request.slot, request.table = [], [], None, ()
 
     def drop_exports(self, exports: Iterable[PendingExport]) -> None:
         """The request of these exports is gone: their memory is free for the next step."""
         for export in exports:
             self.num_pending -= 1
-            self._drop_state(export.state)
+            self._drop_unit(export.state)
 
     # -- outside actors ---------------------------------------------------------------------
 
@@ -298,8 +391,7 @@ class Cache:
 
     def _make_room(self, kind: Kind) -> bool:
         """Evict what cannot be hit; else empty a slab by moving what it holds; else evict the oldest."""
-        useless = self._heap and self._heap[0][0] == 0
-        if self.geometry.has_state and not useless:
+        if self.geometry.has_state and not self.queue.has_useless:
             other = Kind.STATE if kind is Kind.PAGE else Kind.PAGE
             copies = self.book.vacate(other, self.launched + 1)
             if copies:
@@ -327,66 +419,42 @@ class Cache:
         if not page.cached:
             self.book.give(page, self.fence)
         elif node is not None:
-            self._queue_page(node)
+            self.queue.add_page(node)
 
-    def _drop_state(self, state: Unit) -> None:
-        if self._drop_ref(state):
-            self.book.give(state, self.fence)
-
-    def _unhold_snapshot(self, node: Node) -> None:
-        assert node.snapshot is not None
-        self._drop_ref(node.snapshot)
-        self._queue_snapshot(node)
+    def _drop_unit(self, unit: Unit) -> None:
+        """Of a unit that the index does not hold."""
+        if self._drop_ref(unit):
+            self.book.give(unit, self.fence)
 
     # -- eviction ---------------------------------------------------------------------------
-    #
-    # A heap of candidates with lazy checks: an entry whose node has changed is dropped or put back with
-    # its present key. Leaves without a snapshot cannot be hit in a model with recurrent layers: first to go.
-
-    def _page_key(self, node: Node) -> tuple[int, int]:
-        useless = self.geometry.has_state and node.snapshot is None
-        return (0 if useless else 1, node.used)
-
-    def _queue_page(self, node: Node) -> None:
-        if not node.queued and not node.children and not node.page.refs:
-            node.queued = True
-            self._push(*self._page_key(node), node, False)
-
-    def _queue_snapshot(self, node: Node) -> None:
-        if not node.snapshot_queued:
-            node.snapshot_queued = True
-            self._push(1, node.snapshot_used, node, True)
-
-    def _push(self, rank: int, used: int, node: Node, snapshot: bool) -> None:
-        self._pushes += 1
-        heapq.heappush(self._heap, (rank, used, self._pushes, node, snapshot))
 
     def _evict_one(self) -> bool:
-        while self._heap:
-            rank, used, _, node, snapshot = heapq.heappop(self._heap)
-            if snapshot:
-                node.snapshot_queued = False
-                if node.snapshot is None or node.snapshot.refs:
-                    continue
-                if used != node.snapshot_used:
-                    self._queue_snapshot(node)
-                    continue
-                self._evict_snapshot(node)
-            else:
-                node.queued = False
-                if not node.page.cached or node.children or node.page.refs:
-                    continue
-                if (rank, used) != self._page_key(node):
-                    self._queue_page(node)
-                    continue
-                self._evict_node(node)
-            return True
-        return False
+        candidate = self.queue.pop()
+        if candidate is None:
+            return False
+        node, snapshot_alone = candidate
+        if isinstance(node, Leaf):
+            self._evict_leaf(node)
+        elif snapshot_alone:
+            self._evict_snapshot(node)
+        else:
+            self._evict_node(node)
+        return True
 
     def _evict_snapshot(self, node: Node) -> None:
         self._forget_snapshot(node)
         node.queued = False  # a leaf is worth less now: a new entry with its new rank
-        self._queue_page(node)
+        self.queue.add_page(node)
+
+    def _evict_leaf(self, leaf: Leaf) -> None:
+        self.index.remove_leaf(leaf)
+        self.book.give(leaf.page, self.fence)
+        self.book.give(leaf.state, self.fence)
+        self.num_snapshots -= 1
+        self.counters.snapshots_evicted += 1
+        self.counters.pages_evicted += 1
+        if leaf.parent is not None:
+            self.queue.add_page(leaf.parent)
 
     def _forget_snapshot(self, node: Node) -> None:
         assert node.snapshot is not None
@@ -403,7 +471,7 @@ class Cache:
         self.book.give(node.page, self.fence)
         self.counters.pages_evicted += 1
         if node.parent is not None:
-            self._queue_page(node.parent)
+            self.queue.add_page(node.parent)
 
     def reset_prefixes(self) -> None:
         """Drop everything that no request holds."""
@@ -490,5 +558,6 @@ class Cache:
         if self.book.fenced_pages() > usage["pages_free"]:
             raise IntegrityError("more pages are fenced than free")
         snapshots = sum(node.snapshot is not None for node in self.index.nodes.values())
+        snapshots += sum(len(beside) for beside in self.index.leaves.values())
         if not snapshots == self.num_snapshots == usage["states_cached"]:
             raise IntegrityError(f"{self.num_snapshots} snapshots by count, {snapshots} found")

@@ -20,8 +20,8 @@ class Node:
     """One cached page, and perhaps the snapshot at its end."""
 
     __slots__ = (
-        "children", "depth", "key", "page", "parent", "queued", "snapshot", "snapshot_kind",
-        "snapshot_queued", "snapshot_used", "tokens", "used",
+        "age", "children", "depth", "key", "page", "parent", "queued", "snapshot", "snapshot_age",
+        "snapshot_hits", "snapshot_kind", "snapshot_queued", "snapshot_used", "tokens", "used",
     )  # fmt: skip
 
     def __init__(self, key: bytes, parent: Node | None, tokens: bytes, page: Unit) -> None:
@@ -34,11 +34,41 @@ class Node:
         self.children = 0
         self.snapshot: Unit | None = None
         self.snapshot_kind = SnapshotKind.SPACED
-        # Ticks of the cache's clock, for eviction; "queued": an entry of the eviction heap stands for it.
+        self.snapshot_hits = 0
+        # For eviction: when it was last used, by the cache's clock and by the queue's age; "queued": an
+        # entry of the queue stands for it.
         self.used = 0
+        self.age = 0.0
         self.snapshot_used = 0
+        self.snapshot_age = 0.0
         self.queued = False
         self.snapshot_queued = False
+
+
+class Leaf:
+    """A state at any position, with the partly filled page before it; where an answer ended.
+
+    It is found only by the exact tokens of that page. It counts among its parent's children.
+    """
+
+    __slots__ = ("age", "hits", "page", "parent", "queued", "state", "tokens", "under", "used")
+
+    def __init__(self, under: bytes, parent: Node | None, tokens: bytes, page: Unit, state: Unit) -> None:
+        self.under = under
+        """key of the full pages before it"""
+        self.parent = parent
+        self.tokens = tokens
+        self.page = page
+        self.state = state
+        self.hits = 0
+        self.used = 0
+        self.age = 0.0
+        self.queued = False
+
+    @property
+    def length(self) -> int:
+        """Tokens of the partly filled page."""
+        return len(self.tokens) // 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +79,12 @@ class Match:
     """nodes of the leading pages, as far as they are known"""
     usable: int
     """leading nodes that can be taken over: up to the deepest snapshot (all, without recurrent layers)"""
+    leaf: Leaf | None = None
+    """a leaf behind the usable nodes"""
+
+    def position(self, page_size: int) -> int:
+        """Tokens that can be taken over."""
+        return self.usable * page_size + (self.leaf.length if self.leaf else 0)
 
 
 def pack(tokens: Sequence[int]) -> bytes:
@@ -61,6 +97,8 @@ class PrefixIndex:
         self.numerics_id = numerics_id
         self.has_state = has_state
         self.nodes: dict[bytes, Node] = {}
+        self.leaves: dict[bytes, list[Leaf]] = {}
+        """by the key of the full pages before them"""
 
     def seed(self, salt: str) -> bytes:
         """The key before the first page."""
@@ -75,8 +113,11 @@ class PrefixIndex:
             key = hashlib.blake2b(key + pack(tokens[i * size : (i + 1) * size]), digest_size=16).digest()
             keys.append(key)
 
-    def match(self, keys: Sequence[bytes], tokens: Sequence[int], pages: int) -> Match:
-        """The longest known prefix within the first ``pages`` full pages of ``tokens``."""
+    def match(self, keys: Sequence[bytes], tokens: Sequence[int], pages: int, root: bytes = b"") -> Match:
+        """The longest known prefix within the first ``pages`` full pages of ``tokens``.
+
+        ``root``: the key before the first page (``seed``), for leaves without a full page.
+        """
         found: list[Node] = []
         usable = 0
         parent: Node | None = None
@@ -88,7 +129,43 @@ class PrefixIndex:
             parent = node
             if node.snapshot is not None or not self.has_state:
                 usable = i + 1
+        if self.leaves:
+            for depth in range(len(found), usable - 1, -1):
+                leaf = self.find_leaf(found[depth - 1].key if depth else root, tokens, depth)
+                if leaf is not None:
+                    return Match(found, depth, leaf)
         return Match(found, usable)
+
+    def find_leaf(self, under: bytes, tokens: Sequence[int], depth: int) -> Leaf | None:
+        """The longest leaf behind ``depth`` full pages that leaves a token to compute."""
+        start = depth * self.page_size
+        fitting = [
+            leaf
+            for leaf in self.leaves.get(under, ())
+            if start + leaf.length < len(tokens) and pack(tokens[start : start + leaf.length]) == leaf.tokens
+        ]
+        return max(fitting, key=lambda leaf: leaf.length, default=None)
+
+    def add_leaf(self, leaf: Leaf) -> bool:
+        """False if there is one for these tokens already."""
+        beside = self.leaves.setdefault(leaf.under, [])
+        if any(other.tokens == leaf.tokens for other in beside):
+            return False
+        beside.append(leaf)
+        if leaf.parent is not None:
+            leaf.parent.children += 1
+        leaf.page.cached = leaf.state.cached = True
+        return True
+
+    def remove_leaf(self, leaf: Leaf) -> None:
+        """Forget a leaf. Its page and state are the caller's to give back."""
+        beside = self.leaves[leaf.under]
+        beside.remove(leaf)
+        if not beside:
+            del self.leaves[leaf.under]
+        if leaf.parent is not None:
+            leaf.parent.children -= 1
+        leaf.page.cached = leaf.state.cached = False
 
     def lookup(self, key: bytes, parent: Node | None, tokens: Sequence[int], page: int) -> Node | None:
         """The node of full page ``page`` of ``tokens`` below ``parent``; None if it is not known."""
@@ -122,7 +199,7 @@ class PrefixIndex:
     def _page_tokens(self, tokens: Sequence[int], page: int) -> bytes:
         return pack(tokens[page * self.page_size : (page + 1) * self.page_size])
 
-    def check(self) -> Iterator[tuple[Node, Unit]]:
+    def check(self) -> Iterator[tuple[Node | Leaf, Unit]]:
         """Walk all nodes, checking the tree; yields each unit that the index holds.
 
         Raises:
@@ -146,6 +223,14 @@ class PrefixIndex:
                 if not node.snapshot.cached:
                     raise IntegrityError("a snapshot of the index is not marked cached")
                 yield node, node.snapshot
+        for under, beside in self.leaves.items():
+            for leaf in beside:
+                if leaf.under != under or (leaf.parent is not None and leaf.parent.key != under):
+                    raise IntegrityError("a leaf is misfiled")
+                if leaf.parent is not None:
+                    children[under] = children.get(under, 0) + 1
+                yield leaf, leaf.page
+                yield leaf, leaf.state
         for key, node in self.nodes.items():
             if node.children != children.get(key, 0):
                 raise IntegrityError(f"node at depth {node.depth} miscounts its children")

@@ -47,6 +47,10 @@ class Request:
     """ids that end the answer: the model's own (unless ``ignore_eos``) and the caller's"""
     priority: int = 0
     cache_salt: str = ""
+    tail: int | None = None
+    """end of the last message of a conversation, in tokens; None: the prompt's end"""
+    boundaries: tuple[int, ...] = ()
+    """further positions of the prompt that are likely to be shared"""
     arrival: int = 0
 
     status: Status = Status.WAITING

@@ -16,9 +16,14 @@ from plait.core.cache import Cache
 from plait.core.pace import Pace, pairs
 from plait.core.plan import Admission, Chunk, ChunkResult, Export, StepPlan, StepResult, TokenLogprobs
 from plait.core.request import PendingExport, Request, Status
+from plait.core.snapshots import SnapshotKind
 
 SCORED_TOKENS = 256
 """Most tokens in one step of a prompt whose log-probabilities are asked for: each makes a row of logits."""
+
+
+MOST_FOLLOWERS = 64
+"""Most waiting requests that are passed over in a step since they follow a leader."""
 
 
 class Refused(ValueError):
@@ -213,7 +218,10 @@ class Scheduler:
         queue.remove(request)
         if request.status is Status.RUNNING:
             self._ended.append(request.id)
-        self.cache.release(request)
+        if reason == "abort":
+            self.cache.release(request)
+        else:
+            self.cache.retire(request)
         request.status = Status.FINISHED
         del self.requests[request.id]
         self.counters.finished[reason] = self.counters.finished.get(reason, 0) + 1
@@ -330,11 +338,20 @@ class Scheduler:
         bisect.insort(self.waiting, request, key=self._order)
 
     def _plan_waiting(self, draft: Draft) -> None:
-        """Admit waiting requests in order while budget, ``max_num_seqs`` and memory allow."""
-        while self.waiting and len(self.running) < self.config.max_num_seqs and draft.left > 0:
-            request = self.waiting[0]
+        """Admit waiting requests in order while budget, ``max_num_seqs`` and memory allow.
+
+        One that follows a leader is passed over; one that waits for memory holds up all behind it.
+        """
+        followers = 0
+        while followers < len(self.waiting) and followers < MOST_FOLLOWERS:
+            if len(self.running) >= self.config.max_num_seqs or draft.left < 1:
+                return
+            request = self.waiting[followers]
             match = self.cache.match(request)
-            start = match.usable * self.cache.geometry.page_size
+            start = match.position(self.cache.geometry.page_size)
+            if self._follows(draft, request, start):
+                followers += 1
+                continue
             count = self._chunk(draft, request, start)
             if count < 1 or not self._fits(self.cache.pages_wanted(request, match)):
                 return
@@ -344,7 +361,7 @@ class Scheduler:
                 self.cache.release(request)
                 request.num_computed_tokens = request.num_committed_tokens = 0
                 return
-            self.waiting.pop(0)
+            self.waiting.pop(followers)
             request.status = Status.RUNNING
             request.epoch += 1
             bisect.insort(self.running, request, key=self._order)
@@ -352,6 +369,24 @@ class Scheduler:
             self.cache.count_hit(request)
             draft.admitted.append(request)
             draft.add(request, count)
+
+    def _follows(self, draft: Draft, request: Request, found: int) -> bool:
+        """Whether another request computes more of its prefix in this very step: then it waits for that.
+
+        The leader is asked for a snapshot where the two part. The follower holds nothing and is asked anew
+        in each step, so it depends on no one's progress but of those that are scheduled.
+        """
+        if not (self.cache.enabled and request.reads_cache):
+            return False
+        best, leader = found, None
+        for part in draft.parts:
+            fork = self.cache.common_prefix(request, part.request)
+            if fork > max(best, part.start):
+                best, leader = fork, part.request
+        if leader is None:
+            return False
+        leader.marks.setdefault(best, SnapshotKind.FORK)
+        return True
 
     def _fits(self, pages_wanted: int) -> bool:
         """A check, not a reservation: what running prompts and this one still need can be had.

@@ -7,7 +7,7 @@ published position and *are* kept at few.
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from plait.core.geometry import Geometry, round_up
@@ -27,13 +27,13 @@ class SnapshotKind(enum.IntEnum):
 class SnapshotPolicy:
     """Decides the positions at which a request exports its state.
 
-    * the tail: the last published position that leaves a token to compute;
+    * the tail: the last published position that leaves a token to compute, in a conversation that at or
+      before the end of the last message (the next turn does not repeat the generation prompt behind it);
+    * boundaries: positions that are likely to be shared, such as the end of the system prompt;
     * forks: where the request leaves a known prefix, found while matching;
     * spaced: every ``interval`` tokens, at absolute positions, so that requests with a common prefix
       want the same ones. The interval is at least the slot-to-KV ratio: the spaced snapshots of a prompt
       never take more memory than its pages. They are not counted against ``max_marks``.
-
-    Marked boundaries and leaves enter as further marks.
     """
 
     interval: int
@@ -51,19 +51,28 @@ class SnapshotPolicy:
     def floor(self, position: int) -> int:
         return position // self.grid * self.grid
 
-    def marks(self, num_prompt_tokens: int, found: int, known: int) -> dict[int, SnapshotKind]:
+    def marks(
+        self,
+        num_prompt_tokens: int,
+        found: int,
+        known: int,
+        tail: int | None = None,
+        boundaries: Sequence[int] = (),
+    ) -> dict[int, SnapshotKind]:
         """Marked positions of a prompt.
 
         Args:
             num_prompt_tokens: length of the prompt.
             found: tokens restored from a snapshot.
             known: tokens whose pages are cached; beyond ``found`` they lack a snapshot.
+            tail: end of the last message; None: the prompt's end.
+            boundaries: further positions worth a snapshot; beyond ``max_marks`` the first ones go.
         """
-        wanted = {
-            self.floor(known): SnapshotKind.FORK,
-            self.floor(num_prompt_tokens - 1): SnapshotKind.TAIL,
-        }
-        kept = sorted((p for p in wanted if p > found), key=lambda p: wanted[p], reverse=True)
+        last = num_prompt_tokens - 1
+        wanted = {self.floor(known): SnapshotKind.FORK}
+        wanted |= {self.floor(min(p, last)): SnapshotKind.BOUNDARY for p in boundaries}
+        wanted[self.floor(last if tail is None else min(tail, last))] = SnapshotKind.TAIL
+        kept = sorted((p for p in wanted if p > found), key=lambda p: (wanted[p], p), reverse=True)
         return {position: wanted[position] for position in kept[: self.max_marks]}
 
     def due(self, marks: dict[int, SnapshotKind], start: int, end: int) -> Iterator[tuple[int, SnapshotKind]]:

@@ -9,7 +9,7 @@ import time
 import uuid
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,7 @@ from plait.engine.stats import EngineStats
 from plait.models.generation import GenerationDefaults, generation_config
 from plait.models.hub import resolve_model
 from plait.text.answer import AnswerText, Piece
+from plait.text.boundaries import Boundaries
 from plait.text.chat import ChatError, ChatTemplate
 from plait.text.tokenizer import Tokenizer
 
@@ -57,6 +58,7 @@ class EngineInfo:
 class Tokenized:
     text: str | None
     tokens: list[int]
+    boundaries: Boundaries = field(default_factory=Boundaries)
 
 
 class AsyncEngine:
@@ -135,7 +137,9 @@ class AsyncEngine:
         """
         text: str | None = None
         tokens: Any = prompt
+        boundaries = Boundaries()
         if isinstance(prompt, Mapping):
+            boundaries = prompt.get("boundaries") or boundaries
             text, tokens = prompt.get("prompt"), prompt.get("prompt_token_ids")
             if tokens is None:
                 tokens = text
@@ -150,7 +154,7 @@ class AsyncEngine:
         bad = next((t for t in tokens if not 0 <= t < limit), None)
         if bad is not None:
             raise RequestRefused(f"token id {bad} is outside the vocabulary of {limit}")
-        return Tokenized(text, list(tokens))
+        return Tokenized(text, list(tokens), boundaries)
 
     def _accept(self, prompt: Prompt, params: SamplingParams, priority: int) -> Tokenized:
         """The prompt's tokens; refuses what would have no effect."""
@@ -260,8 +264,9 @@ class AsyncEngine:
         try:
             for index, child in enumerate(ids):
                 add = m.Add(
-                    child, tokenized.tokens, wire, derive_seed(seed, index), max_tokens, priority, salt
-                )
+                    child, tokenized.tokens, wire, derive_seed(seed, index), max_tokens, priority, salt,
+                    tokenized.boundaries.tail, tokenized.boundaries.marked,
+                )  # fmt: skip
                 await self._client.add(add, queue)
             running = set(ids)
             while running:

@@ -87,6 +87,8 @@ class EngineCore:
         max_tokens: int,
         priority: int = 0,
         cache_salt: str = "",
+        tail: int | None = None,
+        boundaries: tuple[int, ...] = (),
     ) -> None:
         """Queue a request.
 
@@ -107,6 +109,8 @@ class EngineCore:
                 end_token_ids=frozenset(ends),
                 priority=priority,
                 cache_salt=cache_salt,
+                tail=tail,
+                boundaries=boundaries,
             )
         )
 

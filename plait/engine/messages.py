@@ -31,6 +31,8 @@ class Add(Message):
     max_tokens: int
     priority: int = 0
     cache_salt: str = ""
+    tail: int | None = None
+    boundaries: tuple[int, ...] = ()
 
 
 class Cancel(Message):

@@ -131,6 +131,8 @@ class EngineProcess:
                 max_tokens=message.max_tokens,
                 priority=message.priority,
                 cache_salt=message.cache_salt,
+                tail=message.tail,
+                boundaries=message.boundaries,
             )
         except (Refused, ValueError) as fault:
             self.send(client, m.RequestFailed(message.request_id, str(fault), refused=True))

@@ -85,7 +85,10 @@ class Answer(ABC):
 
     def _to_engine(self, prompt: int) -> dict[str, Any]:
         return {
-            "prompt": {"prompt_token_ids": self.prompts[prompt].token_ids},
+            "prompt": {
+                "prompt_token_ids": self.prompts[prompt].token_ids,
+                "boundaries": self.prompts[prompt].boundaries,
+            },
             "params": self.params,
             "request_id": self.id if len(self.prompts) == 1 else f"{self.id}-{prompt}",
             "priority": self.body.priority,

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from plait.server.errors import APIError
 from plait.server.logprobs import LogprobFormatter
 from plait.server.metrics import ServerMetrics
 from plait.server.protocol import ChatRequest, Request
 from plait.server.settings import ServerSettings
+from plait.text.boundaries import Boundaries
 from plait.text.chat import ChatError
+from plait.text.conversation import encode_conversation
 
 if TYPE_CHECKING:
     from plait.engine.async_engine import AsyncEngine
     from plait.text.tokenizer import Tokenizer
+
+T = TypeVar("T")
 
 _LONG_TEXT = 20_000
 """characters from which a text is tokenized beside the event loop: below, a thread costs more"""
@@ -28,6 +32,7 @@ class Prompt:
 
     token_ids: list[int]
     text: str | None = None
+    boundaries: Boundaries = field(default_factory=Boundaries)
 
 
 class Service:
@@ -96,21 +101,26 @@ class Service:
             message = "the model has no chat template: start with --chat-template, or use /v1/completions"
             raise APIError(400, message, "messages")
         try:
-            text = template.render(
-                body.messages,
-                add_generation_prompt=body.add_generation_prompt,
-                continue_final_message=body.continue_final_message,
-                **self.settings.default_chat_template_kwargs | body.chat_template_kwargs,
+            length = sum(len(str(message.get("content"))) for message in body.messages)
+            conversation = await _beside(
+                lambda: encode_conversation(
+                    template,
+                    tokenizer,
+                    body.messages,
+                    add_generation_prompt=body.add_generation_prompt,
+                    continue_final_message=body.continue_final_message,
+                    **self.settings.default_chat_template_kwargs | body.chat_template_kwargs,
+                ),
+                length,
             )
-            ids = await _beside(lambda: tokenizer.encode_chat(text), len(text))
         except ChatError as error:
             raise APIError(400, str(error), "messages") from None
         except UnicodeError:
             raise APIError(400, "messages hold an unpaired surrogate, which is no text", "messages") from None
-        return Prompt(ids, text)
+        return Prompt(conversation.tokens, conversation.text, conversation.boundaries)
 
 
-async def _beside(work: Callable[[], list[int]], length: int) -> list[int]:
+async def _beside(work: Callable[[], T], length: int) -> T:
     if length < _LONG_TEXT:
         return work()
     return await asyncio.to_thread(work)
