@@ -526,7 +526,6 @@ def test_experts_of_a_row_do_not_depend_on_others(shared: bool) -> None:
     backend, hidden, inner = cpu(), 48, 20
     gate_up, down = torch.randn(7, 2 * inner, hidden), torch.randn(7, hidden, inner)
     router, x = torch.randn(7, hidden), torch.randn(50, hidden)
-    router[5] = router[2]  # ties
     experts = backend.pack_experts(list(gate_up), list(down))
     params = MoeParams(backend.pack_linear(router), experts, 3, True)
     if shared:
@@ -545,6 +544,18 @@ def test_experts_of_a_row_do_not_depend_on_others(shared: bool) -> None:
             same(backend.moe(x, params), whole)
     if not shared:
         near(whole, naive.moe(x, router, gate_up, down, 3, True), 1e-5)
+
+
+def test_ties_between_experts_go_to_the_lower_id() -> None:
+    """Expert 4 is best and all others tie behind it: 4, 0 and 1 are visited, the broken ones are not."""
+    backend, hidden = cpu(), 48
+    gate_up, down = torch.randn(7, 40, hidden), torch.randn(7, hidden, 20)
+    router, x = torch.zeros(7, hidden), torch.rand(50, hidden)
+    router[4] = 0.1
+    for broken in (2, 3, 5, 6):
+        down[broken] = torch.nan
+    params = MoeParams(backend.pack_linear(router), backend.pack_experts(list(gate_up), list(down)), 3, True)
+    assert torch.isfinite(backend.moe(x, params)).all()
 
 
 # What is refused

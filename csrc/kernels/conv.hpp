@@ -11,6 +11,7 @@
 namespace plait::PLAIT_ISA {
 
 inline constexpr int kConvTokens = 32;  // tokens that share the transposed taps
+inline constexpr int kConvAhead = 64;   // numbers of a row fetched ahead
 
 // Where the inputs of one chunk and group lie, by position in the chunk; from -(width - 1) on.
 class ConvInputs {
@@ -56,6 +57,8 @@ inline void convolve(const ConvInputs& inputs, const float* weight, int width, i
       for (int j = 0; j < width; ++j) taps[j][lane] = weight[(c + lane) * width + j];
     }
     for (std::int64_t t = 0; t < end - begin; ++t) {
+      // Rows lie pages apart, and there are more of them than a processor follows by itself.
+      if (rows[t + width - 1] != nullptr) __builtin_prefetch(rows[t + width - 1] + c + kConvAhead);
       f32x16 sum = zero();
       for (int j = 0; j < width; ++j) {
         const float* row = rows[t + j];

@@ -12,6 +12,7 @@ Native code checks nothing, so what it is given is checked here.
 from __future__ import annotations
 
 import abc
+import functools
 import weakref
 from typing import Any
 
@@ -264,7 +265,7 @@ class MixerOps(Backend):
 def _batch_view(batch: Batch) -> Any:
     arrays = (batch.query_start, batch.context_lens, batch.slots, batch.page_table)
     for array in arrays:
-        if array.dtype != torch.int32 or array.stride(-1) != 1 or array.device.type != "cpu":
+        if array.dtype != torch.int32 or array.stride(-1) != 1 or not array.is_cpu:
             raise ValueError(f"a batch's integers must be dense int32 on the CPU, not {array.dtype}")
     exports = [number for export in batch.exports for number in export]
     addresses = (array.data_ptr() for array in arrays)
@@ -301,15 +302,20 @@ def _states(cache: RecurrentCache) -> Any:
 
 
 def _native_format(dtype: torch.dtype) -> Any:
-    name = _FORMATS.get(dtype)
-    if name is None:
+    known = _native_formats()
+    if dtype not in known:
         raise ValueError(f"the CPU kernels have no caches of {dtype}")
-    return getattr(native.CacheFormat, name)
+    return known[dtype]
+
+
+@functools.cache
+def _native_formats() -> dict[torch.dtype, Any]:
+    return {dtype: getattr(native.CacheFormat, name) for dtype, name in _FORMATS.items()}
 
 
 def _at(x: torch.Tensor) -> int:
     """The address of float32 rows."""
-    if x.dtype != torch.float32 or x.device.type != "cpu" or (x.stride(-1) != 1 and x.numel() > 1):
+    if x.dtype is not torch.float32 or not x.is_cpu or (x.stride(-1) != 1 and x.numel() > 1):
         found = f"{x.dtype} on {x.device} with strides {x.stride()}"
         raise ValueError(f"the CPU kernels take float32 rows of consecutive numbers, not {found}")
     return x.data_ptr()
@@ -321,7 +327,7 @@ def _at_or_null(x: torch.Tensor | None) -> int:
 
 def _vector(x: torch.Tensor, size: int) -> int:
     """The address of float32 [size]."""
-    if x.shape != (size,):
+    if x.dim() != 1 or x.shape[0] != size:
         raise ValueError(f"a vector of {size} numbers is needed, not {list(x.shape)}")
     return _at(x)
 
