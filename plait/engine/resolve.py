@@ -134,7 +134,7 @@ def weight_source(resolved: Resolved) -> WeightSource | DummySource:
 
 def load_worker(resolved: Resolved, progress: Any = None) -> Worker:
     """Read and pack the weights."""
-    resolved.backend.set_threads(resolved.threads)
+    torch.set_num_threads(resolved.threads)
     return Worker.load(
         resolved.config,
         weight_source(resolved),

@@ -134,12 +134,6 @@ class Backend(abc.ABC):
     row_invariant: bool
     state_grid: int
     priority: int = 0
-    keeps_weight_dtype: bool = False
-    """weights are packed as the checkpoint stores them, whatever the activations' dtype"""
-
-    def set_threads(self, count: int) -> None:
-        """Threads that compute. Row-invariant backends give the same bits with any number."""
-        torch.set_num_threads(count)
 
     @abc.abstractmethod
     def unavailable(self, device: str) -> str | None:

@@ -127,7 +127,7 @@ class GatedDeltaNet:
         b, a = (weights.raw(f"in_proj_{name}.weight", (heads, hidden)) for name in "ba")
         self.in_proj = weights.pack(torch.cat((qkv, z, b, a)))
         self.out_proj = weights.linear("out_proj", hidden, values)
-        conv = weights.plain("conv1d.weight", (channels, 1, delta.conv_width)).squeeze(1)
+        conv = weights.raw("conv1d.weight", (channels, 1, delta.conv_width)).squeeze(1)
         self.params = DeltaParams(
             groups=delta.num_key_heads, value_heads=delta.value_heads_per_group,
             key_dim=delta.key_dim, value_dim=delta.value_dim,

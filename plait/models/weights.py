@@ -110,17 +110,11 @@ class Weights:
         return isinstance(ledger.source, DummySource) or self._prefix + name in ledger.names
 
     def raw(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
-        """A tensor for packing: in the model's dtype or, where the backend keeps it, the checkpoint's.
+        """A tensor as the model computes with it: in the model's dtype, on its device.
 
         Raises:
             WeightError: it is missing or has another shape.
         """
-        ledger = self._ledger
-        value = self._read(name, shape)
-        return value.to(ledger.device, value.dtype if ledger.backend.keeps_weight_dtype else ledger.dtype)
-
-    def plain(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
-        """A tensor that is not packed: in the dtype of activations."""
         return self._read(name, shape).to(self._ledger.device, self._ledger.dtype)
 
     def vector(self, name: str, size: int) -> torch.Tensor:
