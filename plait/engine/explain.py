@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
-
 from plait.config import EngineArgs
 from plait.engine.memory import in_words, memory_bytes
-from plait.engine.resolve import Decision, Resolved, dtype_name, resolve, weight_source
+from plait.engine.resolve import Decision, Resolved, resolve, weight_source
 from plait.engine.sharing import STEP_SECONDS, fit, memory_decisions, share_memory
 from plait.models.sources import DummySource
+from plait.models.weights import SKIPPED_PREFIXES
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ def explain(args: EngineArgs) -> Explanation:
     if geometry.has_state:
         slab += f" or {geometry.slab_states} states"
     memory = [
-        Decision("weights", in_words(weights), f"in {dtype_name(resolved.dtype)}"),
+        Decision("weights", in_words(weights), resolved.weight_format),
         *memory_decisions(resolved, plan, geometry),
         Decision("slab", in_words(geometry.slab_bytes), slab),
         Decision("slabs", f"{geometry.num_slabs:,}", "each holds pages or states, as need be"),
@@ -55,10 +55,17 @@ def explain(args: EngineArgs) -> Explanation:
 
 
 def estimate_weight_bytes(resolved: Resolved) -> int:
-    """Bytes of the weights in the dtype they will be held in, from the files' headers."""
-    source = weight_source(resolved)
+    """Bytes of the weights as they will be held, from the files' headers."""
+    source, backend = weight_source(resolved), resolved.backend
     if isinstance(source, DummySource):
         return 0
-    skipped = ("mtp.", "model.visual.", "visual.")
-    shapes = [source.shape(name) for name in source.names() if not name.startswith(skipped)]
-    return sum(torch.Size(shape).numel() for shape in shapes) * resolved.dtype.itemsize
+    total = 0
+    for name in source.names():
+        if name.startswith(SKIPPED_PREFIXES):
+            continue
+        shape = source.shape(name)
+        if backend.keeps_weight_dtype:
+            total += backend.packed_bytes(shape, source.nbytes(name, backend.block_formats))
+        else:
+            total += math.prod(shape) * resolved.dtype.itemsize
+    return total

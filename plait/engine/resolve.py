@@ -17,6 +17,7 @@ from plait.config import ConfigError, EngineArgs
 from plait.core.geometry import round_up
 from plait.engine.memory import in_words, parse_bytes
 from plait.kernels.backend import Backend
+from plait.kernels.cpu.native import MISSING
 from plait.kernels.layout import BLOCK, CacheLayout
 from plait.kernels.registry import get_backend
 from plait.models.config import DTYPES, ModelConfig
@@ -59,6 +60,15 @@ class Resolved:
     decisions: tuple[Decision, ...] = field(default=())
 
     @property
+    def weight_format(self) -> str:
+        """How weights are held, in words."""
+        if self.args.quantization:
+            return f"quantised to {self.args.quantization}"
+        if self.backend.keeps_weight_dtype:
+            return "at the checkpoint's own width"
+        return f"in {dtype_name(self.dtype)}"
+
+    @property
     def numerics_id(self) -> str:
         """Everything that changes bits."""
         page, state = self.layout.page, self.layout.state
@@ -83,23 +93,23 @@ def resolve(args: EngineArgs) -> Resolved:
     path = resolve_model(args.model, args.revision, args.download_dir)
     config = model_config(path)
     device = _device(args)
-    backend = get_backend("auto", device)
-    dtype, why = _dtype(args, config, device)
+    backend = _backend(args, device)
+    dtype, why = _dtype(args, config, device, backend)
     layout = _layout(args, config, backend, dtype)
     threads = args.cpu_threads or len(os.sched_getaffinity(0))
     if threads < 1:
         raise ConfigError(f"cpu_threads={args.cpu_threads}: it must be from 1 up")
+    kernels = ", ".join(filter(None, (f"{backend.name} {backend.version}", backend.describe())))
     invariant = "answers do not depend on scheduling, bit for bit"
     variant = "float rounding may differ with batch and chunk sizes; answers agree to rounding"
+    why_kernels = (invariant if backend.row_invariant else variant) + _not_built(device)
     decisions = [
         Decision("model", line.partition(": ")[0], line.partition(": ")[2])
         for line in config.describe().splitlines()
     ]
     decisions += [
         Decision("device", device, f"{threads} threads" if device == "cpu" else ""),
-        Decision(
-            "kernels", f"{backend.name} {backend.version}", invariant if backend.row_invariant else variant
-        ),
+        Decision("kernels", kernels, why_kernels),
         Decision("dtype", dtype_name(dtype), why),
         *_layout_decisions(layout, args),
     ]
@@ -130,7 +140,7 @@ def weight_source(resolved: Resolved) -> WeightSource | DummySource:
 
 def load_worker(resolved: Resolved, progress: Any = None) -> Worker:
     """Read and pack the weights."""
-    torch.set_num_threads(resolved.threads)
+    resolved.backend.set_threads(resolved.threads)
     return Worker.load(
         resolved.config,
         weight_source(resolved),
@@ -148,7 +158,6 @@ def load_worker(resolved: Resolved, progress: Any = None) -> Worker:
 def _refuse_unbuilt(args: EngineArgs) -> None:
     """Settings that have a name already and no machinery yet: refused, never ignored."""
     not_built = {
-        "quantization": (args.quantization is not None, "leave it out; weights are held as dtype says"),
         "async_scheduling": (bool(args.async_scheduling), "leave it out or set it to False"),
         "preemption_mode": (args.preemption_mode != "recompute", 'set it to "recompute"'),
         "tensor_parallel_size": (args.tensor_parallel_size != 1, "set it to 1"),
@@ -195,13 +204,32 @@ def _device(args: EngineArgs) -> str:
     return args.device
 
 
+def _backend(args: EngineArgs, device: str) -> Backend:
+    backend = get_backend("auto", device)
+    if args.quantization is None:
+        return backend
+    try:
+        return backend.quantised(args.quantization)
+    except ValueError as fault:
+        raise ConfigError(f"quantization={args.quantization!r}: {fault}") from fault
+
+
+def _not_built(device: str) -> str:
+    """What a user of the CPU should know who has not got its kernels."""
+    if device != "cpu" or MISSING is None:
+        return ""
+    return f"; the fast kernels are missing: {MISSING}"
+
+
 def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _dtype(args: EngineArgs, config: ModelConfig, device: str) -> tuple[torch.dtype, str]:
+def _dtype(args: EngineArgs, config: ModelConfig, device: str, backend: Backend) -> tuple[torch.dtype, str]:
     if args.dtype != "auto":
         return DTYPES["float16" if args.dtype == "half" else args.dtype], "as asked"
+    if backend.activation_dtype is not None:
+        return backend.activation_dtype, "of activations, with these kernels; weights keep their own"
     if device == "cpu" and config.dtype != torch.float32:
         return torch.float32, f"from {dtype_name(config.dtype)}: faster and exact on a CPU"
     return config.dtype, "the checkpoint's"

@@ -34,6 +34,27 @@ class Packed(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class Rows:
+    """Rows of a weight as they came from a checkpoint; their order may change, their inside may not.
+
+    Args:
+        data: numbers [rows, inputs], or blocks: uint8 [rows, bytes of a row].
+        format: of the blocks, in lower case as GGUF calls it ("q8_0"); None for numbers.
+        columns: inputs of a row of blocks.
+        exact: not to be quantised (routers, gates and decay rates: small, and what hangs on them is not).
+    """
+
+    data: torch.Tensor
+    format: str | None = None
+    columns: int = 0
+    exact: bool = False
+
+    @property
+    def inputs(self) -> int:
+        return self.columns if self.format else self.data.shape[1]
+
+
+@dataclass(frozen=True, slots=True)
 class AttentionParams:
     """One attention layer, apart from its projections.
 
@@ -127,6 +148,9 @@ class Backend(abc.ABC):
         row_invariant: the arithmetic of a token depends neither on its neighbours in the batch nor on chunks.
         state_grid: positions at which chunks may end are multiples of this.
         priority: "auto" takes the usable backend with the highest.
+        activation_dtype: the only dtype of activations there is; None: any that ``supports`` allows.
+        keeps_weight_dtype: weights are packed in the checkpoint's dtype; else in the activations'.
+        block_formats: formats of quantised blocks (see ``Rows``) that are packed as they are.
     """
 
     name: str
@@ -134,6 +158,9 @@ class Backend(abc.ABC):
     row_invariant: bool
     state_grid: int
     priority: int = 0
+    activation_dtype: torch.dtype | None = None
+    keeps_weight_dtype: bool = False
+    block_formats: tuple[str, ...] = ()
 
     @abc.abstractmethod
     def unavailable(self, device: str) -> str | None:
@@ -157,7 +184,35 @@ class Backend(abc.ABC):
             page_size: tokens per page.
         """
 
+    def quantised(self, name: str) -> Backend:
+        """This backend, but it brings the weights it packs into a narrower format.
+
+        Raises:
+            ValueError: it knows no such format; says which it knows.
+        """
+        raise ValueError(f"{name!r} is not built yet in backend {self.name!r}; leave it out")
+
+    def packed_bytes(self, shape: tuple[int, ...], nbytes: int) -> int:
+        """About how many bytes a weight takes when it is packed, from those it has before."""
+        return nbytes
+
+    def describe(self) -> str:
+        """What a user may want to know about it besides its version; may be empty."""
+        return ""
+
+    def set_threads(self, count: int) -> None:
+        """How many threads compute on the CPU."""
+        torch.set_num_threads(count)
+
     # Weights
+
+    def pack_rows(self, parts: Sequence[Rows], bias: torch.Tensor | None = None) -> Packed:
+        """``pack_linear`` of rows that come in parts."""
+        return self.pack_linear(_numbers(parts), bias)
+
+    def pack_table(self, rows: Rows) -> Packed:
+        """``pack_embedding`` of rows."""
+        return self.pack_embedding(_numbers([rows]))
 
     @abc.abstractmethod
     def pack_linear(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Packed:
@@ -315,3 +370,8 @@ class Backend(abc.ABC):
     def mlp(self, x: torch.Tensor, gate_up: Packed, down: Packed) -> torch.Tensor:
         """down(SiLU(gate(x)) · up(x)): [T, H] -> [T, H]."""
         return self.linear(self.silu_and_mul(self.linear(x, gate_up)), down)
+
+
+def _numbers(parts: Sequence[Rows]) -> torch.Tensor:
+    assert all(rows.format is None for rows in parts), "blocks are for backends with block_formats"
+    return parts[0].data if len(parts) == 1 else torch.cat([rows.data for rows in parts])

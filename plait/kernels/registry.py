@@ -6,7 +6,7 @@ import importlib
 
 from plait.kernels.backend import Backend
 
-_BUILT_IN = ("plait.kernels.reference",)
+_BUILT_IN = ("plait.kernels.reference", "plait.kernels.cpu.backend")
 """Modules that register the backends plait ships; imported when a backend is first asked for."""
 
 _backends: dict[str, Backend] = {}

@@ -44,8 +44,8 @@ class CausalLM:
         self.dtype, self.device = dtype, device
         self.backend = weights.backend
         model = weights.under("model")
-        table = model.raw("embed_tokens.weight", (config.vocab_size, config.hidden_size))
-        self._embedding = weights.count(self.backend.pack_embedding(table))
+        table = model.rows("embed_tokens.weight", config.vocab_size, config.hidden_size)
+        self._embedding = weights.count(self.backend.pack_table(table))
         self._layers = [
             make_layer(config, index, model.under(f"layers.{index}")) for index in range(config.num_layers)
         ]

@@ -11,7 +11,7 @@ checkpoints they were made from in three ways, all undone here:
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +60,7 @@ class GgufSource:
     """The tensors of a GGUF file, a ``WeightSource``.
 
     The file is mapped, and a tensor is dequantised when it is asked for: quantised types to float32, while
-    float32, float16 and bfloat16 stay as they are.
+    float32, float16 and bfloat16 stay as they are. ``blocks`` gives quantised matrices as they are.
 
     Raises:
         GgufError: the file is damaged or cut short, of an unknown architecture, or holds a tensor of an
@@ -95,6 +95,25 @@ class GgufSource:
             tensor = _tensor(self._data, entry)
         except Exception as fault:
             raise GgufError(f"{self._path}: tensor {entry.name} cannot be dequantised ({fault})") from fault
+        return self._in_order(entry, tensor)
+
+    def nbytes(self, name: str, formats: Collection[str] = ()) -> int:
+        entry = self._entry(name)
+        if _block_format(entry, formats) or GGMLQuantizationType(entry.type_id) in _FLOATS:
+            return _stored_bytes(entry)
+        return int(np.prod(entry.shape)) * torch.float32.itemsize
+
+    def blocks(self, name: str, formats: Collection[str]) -> tuple[str, torch.Tensor] | None:
+        entry = self._entry(name)
+        format = _block_format(entry, formats)
+        if format is None:
+            return None
+        stored = self._data[entry.offset : entry.offset + _stored_bytes(entry)]
+        rows = torch.from_numpy(stored.copy()).view(entry.shape[0], -1)
+        return format, self._in_order(entry, rows)
+
+    def _in_order(self, entry: TensorEntry, tensor: torch.Tensor) -> torch.Tensor:
+        """Rows as Hugging Face has them; what is inside a row does not matter."""
         heads = self._heads(entry.name)
         if heads is None:
             return tensor
@@ -191,6 +210,17 @@ def _kind(path: Path, entry: TensorEntry) -> GGMLQuantizationType:
             f"({fault}); use a file with another quantisation, such as Q8_0 or Q4_K_M"
         ) from fault
     return kind
+
+
+def _stored_bytes(entry: TensorEntry) -> int:
+    block, block_bytes = GGML_QUANT_SIZES[GGMLQuantizationType(entry.type_id)]
+    return int(np.prod(entry.shape)) // block * block_bytes
+
+
+def _block_format(entry: TensorEntry, formats: Collection[str]) -> str | None:
+    """The format of a matrix of blocks, if it is one of ``formats``."""
+    name = GGMLQuantizationType(entry.type_id).name.lower()
+    return name if name in formats and len(entry.shape) == 2 else None
 
 
 def _tensor(data: np.ndarray, entry: TensorEntry) -> torch.Tensor:

@@ -6,11 +6,12 @@ Activations are [T, ...] in the model's dtype; T counts the tokens of a flat bat
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Protocol
 
 import torch
 
-from plait.kernels.backend import AttentionParams, DeltaParams, MoeParams
+from plait.kernels.backend import AttentionParams, DeltaParams, MoeParams, Rows
 from plait.kernels.batch import Batch
 from plait.kernels.layout import CacheViews
 from plait.models.config import AttentionConfig, DeltaConfig, ModelConfig, MoeConfig
@@ -81,9 +82,7 @@ class Attention:
             num_heads=heads, num_kv_heads=attention.num_kv_heads, head_dim=dim, scale=dim**-0.5,
             eps=config.rms_norm_eps, q_norm=q_norm, k_norm=k_norm, output_gate=attention.output_gate,
         )  # fmt: skip
-        weight = _stack_qkv(weights, attention, "weight", (hidden,))
-        bias = _stack_qkv(weights, attention, "bias", ()) if attention.qkv_bias else None
-        self.in_proj = weights.pack(weight, bias)
+        self.in_proj = weights.pack(*_read_qkv(weights, attention, hidden))
         self.out_proj = weights.linear("o_proj", hidden, heads * dim, bias=attention.out_bias)
 
     def __call__(self, x: torch.Tensor, step: Step) -> torch.Tensor:
@@ -93,16 +92,26 @@ class Attention:
         return self._backend.linear(mixed, self.out_proj)
 
 
-def _stack_qkv(
-    weights: Weights, attention: AttentionConfig, kind: str, tail: tuple[int, ...]
-) -> torch.Tensor:
-    """Rows of q, gate (where there is one), k and v, each [rows, *tail]."""
+def _read_qkv(
+    weights: Weights, attention: AttentionConfig, hidden: int
+) -> tuple[list[Rows], torch.Tensor | None]:
+    """Rows of q, gate (where there is one), k and v, and their bias where there is one."""
     heads, kv_heads, dim = attention.num_heads, attention.num_kv_heads, attention.head_dim
     parts = 2 if attention.output_gate else 1
-    q = weights.raw(f"q_proj.{kind}", (heads * parts * dim, *tail))
-    q = q.view(heads, parts, dim, *tail).transpose(0, 1).reshape(heads * parts * dim, *tail)
-    k, v = (weights.raw(f"{name}.{kind}", (kv_heads * dim, *tail)) for name in ("k_proj", "v_proj"))
-    return torch.cat((q, k, v))
+
+    def sort_gate(rows: torch.Tensor) -> torch.Tensor:
+        """Query and gate of head 0, of head 1, ... to all queries, then all gates."""
+        return rows.view(heads, parts, dim, -1).transpose(0, 1).reshape(rows.shape)
+
+    sizes = {"q_proj": heads * parts * dim, "k_proj": kv_heads * dim, "v_proj": kv_heads * dim}
+    rows = [
+        weights.rows(f"{name}.weight", size, hidden, reorder=sort_gate if name == "q_proj" else None)
+        for name, size in sizes.items()
+    ]
+    if not attention.qkv_bias:
+        return rows, None
+    q, k, v = (weights.raw(f"{name}.bias", (size,)) for name, size in sizes.items())
+    return rows, torch.cat((sort_gate(q), k, v))
 
 
 class GatedDeltaNet:
@@ -122,10 +131,11 @@ class GatedDeltaNet:
         delta, hidden = config.delta, config.hidden_size
         heads, values = delta.num_value_heads, delta.num_value_heads * delta.value_dim
         channels = 2 * delta.num_key_heads * delta.key_dim + values
-        qkv = group_major(weights.raw("in_proj_qkv.weight", (channels, hidden)), delta)
-        z = weights.raw("in_proj_z.weight", (values, hidden))
-        b, a = (weights.raw(f"in_proj_{name}.weight", (heads, hidden)) for name in "ba")
-        self.in_proj = weights.pack(torch.cat((qkv, z, b, a)))
+        sort = partial(group_major, delta=delta)
+        qkv = weights.rows("in_proj_qkv.weight", channels, hidden, reorder=sort)
+        z = weights.rows("in_proj_z.weight", values, hidden)
+        b, a = (weights.rows(f"in_proj_{name}.weight", heads, hidden, exact=True) for name in "ba")
+        self.in_proj = weights.pack([qkv, z, b, a])
         self.out_proj = weights.linear("out_proj", hidden, values)
         conv = weights.raw("conv1d.weight", (channels, 1, delta.conv_width)).squeeze(1)
         self.params = DeltaParams(
@@ -173,7 +183,7 @@ class MoE:
     def __init__(self, weights: Weights, moe: MoeConfig, hidden: int) -> None:
         self._backend = weights.backend
         self.params = MoeParams(
-            router=weights.linear("gate", moe.num_experts, hidden),
+            router=weights.linear("gate", moe.num_experts, hidden, exact=True),
             experts=weights.count(self._backend.pack_experts(*_read_experts(weights, moe, hidden))),
             top_k=moe.top_k,
             renormalise=moe.renormalise,
@@ -182,7 +192,7 @@ class MoE:
             shared = MLP(weights.under("shared_expert"), hidden, moe.shared_intermediate_size)
             self.params = replace(
                 self.params, shared_gate_up=shared.gate_up, shared_down=shared.down,
-                shared_gate=weights.linear("shared_expert_gate", 1, hidden),
+                shared_gate=weights.linear("shared_expert_gate", 1, hidden, exact=True),
             )  # fmt: skip
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
@@ -196,14 +206,14 @@ def _read_experts(
     count, inner = moe.num_experts, moe.intermediate_size
     scope = weights.under("experts")
     if scope.has("gate_up_proj"):
-        gate_up = scope.raw("gate_up_proj", (count, 2 * inner, hidden))
-        return list(gate_up), list(scope.raw("down_proj", (count, hidden, inner)))
+        gate_up = scope.matrix("gate_up_proj", (count, 2 * inner, hidden))
+        return list(gate_up), list(scope.matrix("down_proj", (count, hidden, inner)))
     pairs, downs = [], []
     for expert in range(count):
         one = scope.under(str(expert))
-        halves = [one.raw(f"{name}.weight", (inner, hidden)) for name in ("gate_proj", "up_proj")]
+        halves = [one.matrix(f"{name}.weight", (inner, hidden)) for name in ("gate_proj", "up_proj")]
         pairs.append(torch.cat(halves))
-        downs.append(one.raw("down_proj.weight", (hidden, inner)))
+        downs.append(one.matrix("down_proj.weight", (hidden, inner)))
     return pairs, downs
 
 

@@ -6,7 +6,7 @@ import json
 import math
 import os
 import zlib
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -35,6 +35,17 @@ class WeightSource(Protocol):
         """A tensor on the CPU, in the checkpoint's dtype; it may be mapped from a file: never write to it."""
         ...
 
+    def nbytes(self, name: str, formats: Collection[str] = ()) -> int:
+        """Bytes of what ``blocks``, or else ``get``, would give, without reading it."""
+        ...
+
+    def blocks(self, name: str, formats: Collection[str]) -> tuple[str, torch.Tensor] | None:
+        """A matrix as the quantised blocks it is stored in: (format, uint8 [rows, bytes of a row]).
+
+        None where it is not stored in blocks of one of ``formats`` (GGUF's names in lower case).
+        """
+        ...
+
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -54,6 +65,7 @@ class SafetensorsSource:
         self.folder = Path(folder)
         self._files: dict[str, Path] = {}
         self._shapes: dict[str, tuple[int, ...]] = {}
+        self._sizes: dict[str, int] = {}
         self._open: dict[Path, Any] = {}
         index = self.folder / INDEX
         if index.exists():
@@ -70,6 +82,12 @@ class SafetensorsSource:
 
     def shape(self, name: str) -> tuple[int, ...]:
         return self._shapes[name]
+
+    def nbytes(self, name: str, formats: Collection[str] = ()) -> int:
+        return self._sizes[name]
+
+    def blocks(self, name: str, formats: Collection[str]) -> None:
+        return None
 
     def get(self, name: str) -> torch.Tensor:
         path = self._files[name]
@@ -101,6 +119,8 @@ class SafetensorsSource:
                 raise WeightError(f"tensor {name} is in both {self._files[name].name} and {path.name}")
             self._files[name] = path
             self._shapes[name] = tuple(entry["shape"])
+            start, end = entry["data_offsets"]
+            self._sizes[name] = end - start
 
 
 def _read_header(path: Path) -> dict[str, dict[str, Any]]:
@@ -138,6 +158,7 @@ class DummySource:
     """
 
     def __init__(self, config: ModelConfig, seed: int = 0) -> None:
+        self.dtype = config.dtype
         self._plus_one = config.norm_plus_one
         self._seed = seed
 

@@ -6,16 +6,20 @@ backend, and in the end says which tensors nobody asked for. Tensors come from a
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import torch
 
-from plait.kernels.backend import Backend, Packed
+from plait.kernels.backend import Backend, Packed, Rows
 from plait.kernels.layout import PLAIN_DTYPES
 from plait.models.sources import DummySource, WeightError, WeightSource
 
 Progress = Callable[[int, int], None]
 """Called with (tensors loaded, tensors in all)."""
+
+Reorder = Callable[[torch.Tensor], torch.Tensor]
+"""Sorts the rows of a matrix [rows, anything]."""
 
 SKIPPED_PREFIXES = ("mtp.", "model.mtp.", "model.visual.", "visual.")
 """Parts of a checkpoint that a text model does not use: multi-token prediction and vision."""
@@ -41,6 +45,7 @@ class _Ledger:
         self.source = source
         self.backend = backend
         self.dtype = dtype
+        self.weight_dtype = None if backend.keeps_weight_dtype else dtype
         self.device = device
         self.progress = progress
         self.skipped: list[str] = []
@@ -67,7 +72,7 @@ class Weights:
     Args:
         source: where tensors come from.
         backend: packs them.
-        dtype: of the model's weights and activations.
+        dtype: of the model's activations; of its weights too, unless the backend keeps the checkpoint's.
         device: where they shall live.
         progress: called as tensors are read.
     """
@@ -117,6 +122,29 @@ class Weights:
         """
         return self._read(name, shape).to(self._ledger.device, self._ledger.dtype)
 
+    def matrix(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+        """A tensor as the backend packs it: in the checkpoint's dtype where it keeps that, else as ``raw``.
+
+        Raises:
+            WeightError: as ``raw``.
+        """
+        return self._read(name, shape).to(self._ledger.device, self._ledger.weight_dtype)
+
+    def rows(
+        self, name: str, outputs: int, inputs: int, *, reorder: Reorder | None = None, exact: bool = False
+    ) -> Rows:
+        """Rows of a linear layer or a table, as quantised blocks where file and backend have those.
+
+        Raises:
+            WeightError: as ``raw``.
+        """
+        blocks = self._read_blocks(name, (outputs, inputs))
+        if blocks is None:
+            rows = Rows(self.matrix(name, (outputs, inputs)), exact=exact)
+        else:
+            rows = Rows(blocks[1].to(self._ledger.device), blocks[0], inputs, exact)
+        return rows if reorder is None else replace(rows, data=reorder(rows.data))
+
     def vector(self, name: str, size: int) -> torch.Tensor:
         """A small float32 vector (norm weights, biases of the recurrence), kept beside the packed weights."""
         value = self._read(name, (size,)).to(self._ledger.device, torch.float32)
@@ -128,9 +156,9 @@ class Weights:
         self._ledger.nbytes += tensor.nbytes
         return tensor
 
-    def pack(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Packed:
-        """Pack a linear layer and count its bytes."""
-        return self.count(self.backend.pack_linear(weight, bias))
+    def pack(self, parts: Sequence[Rows], bias: torch.Tensor | None = None) -> Packed:
+        """Pack a linear layer, its rows in parts, and count its bytes."""
+        return self.count(self.backend.pack_rows(parts, bias))
 
     def count(self, packed: Packed) -> Packed:
         self._ledger.nbytes += packed.nbytes
@@ -138,16 +166,18 @@ class Weights:
 
     def fused(self, parts: dict[str, int], inputs: int, *, bias: bool = False) -> Packed:
         """Several linear layers over the same input as one: ``parts`` maps each name to its output rows."""
-        weight = torch.cat([self.raw(f"{name}.weight", (rows, inputs)) for name, rows in parts.items()])
+        weights = [self.rows(f"{name}.weight", rows, inputs) for name, rows in parts.items()]
         if not bias:
-            return self.pack(weight)
+            return self.pack(weights)
         biases = [self.raw(f"{name}.bias", (rows,)) for name, rows in parts.items()]
-        return self.pack(weight, torch.cat(biases))
+        return self.pack(weights, torch.cat(biases))
 
-    def linear(self, name: str, outputs: int, inputs: int, *, bias: bool = False) -> Packed:
-        """One linear layer."""
-        weight = self.raw(f"{name}.weight", (outputs, inputs))
-        return self.pack(weight, self.raw(f"{name}.bias", (outputs,)) if bias else None)
+    def linear(
+        self, name: str, outputs: int, inputs: int, *, bias: bool = False, exact: bool = False
+    ) -> Packed:
+        """One linear layer; ``exact``: never quantised."""
+        weight = self.rows(f"{name}.weight", outputs, inputs, exact=exact)
+        return self.pack([weight], self.raw(f"{name}.bias", (outputs,)) if bias else None)
 
     def finish(self, *, tied: bool) -> None:
         """Check that every tensor was asked for. A tied head that the checkpoint stores again is no error.
@@ -168,20 +198,42 @@ class Weights:
     def _read(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
         ledger, full = self._ledger, self._prefix + name
         if isinstance(ledger.source, DummySource):
-            return ledger.source.draw(full, shape)
+            tensor = ledger.source.draw(full, shape)
+            return tensor.to(ledger.source.dtype) if ledger.backend.keeps_weight_dtype else tensor
+        tensor = ledger.source.get(self._stored(ledger.source, name, shape))
+        if tensor.dtype not in PLAIN_DTYPES:
+            raise WeightError(
+                f"tensor {ledger.names[full]} is {tensor.dtype}: quantised weights are not built yet"
+            )
+        self._take(full)
+        return tensor
+
+    def _read_blocks(self, name: str, shape: tuple[int, ...]) -> tuple[str, torch.Tensor] | None:
+        """(format, rows of blocks), where the file holds such and the backend packs them as they are."""
+        ledger = self._ledger
+        if isinstance(ledger.source, DummySource) or not ledger.backend.block_formats:
+            return None
+        blocks = ledger.source.blocks(self._stored(ledger.source, name, shape), ledger.backend.block_formats)
+        if blocks is not None:
+            self._take(self._prefix + name)
+        return blocks
+
+    def _stored(self, source: WeightSource, name: str, shape: tuple[int, ...]) -> str:
+        """The checkpoint's name of a tensor, whose shape is checked."""
+        ledger, full = self._ledger, self._prefix + name
         if full not in ledger.names:
             raise WeightError(
                 f"the checkpoint has no tensor {full} (shape {list(shape)}) among its {len(ledger.names)}: "
                 "config.json and weights may belong to different models, or a shard is missing"
             )
         stored = ledger.names[full]
-        found = tuple(ledger.source.shape(stored))
+        found = tuple(source.shape(stored))
         if found != shape:
             raise WeightError(f"tensor {stored} has shape {list(found)}; config.json asks for {list(shape)}")
-        tensor = ledger.source.get(stored)
-        if tensor.dtype not in PLAIN_DTYPES:
-            raise WeightError(f"tensor {stored} is {tensor.dtype}: quantised weights are not built yet")
+        return stored
+
+    def _take(self, full: str) -> None:
+        ledger = self._ledger
         ledger.taken.add(full)
         if ledger.progress:
             ledger.progress(len(ledger.taken), len(ledger.names))
-        return tensor

@@ -14,8 +14,8 @@ MISSING: str | None = None
 """Why there is no extension, in words for a user; None when there is one."""
 
 native: Any = None
-"""The module ``plait.kernels.cpu._native``; None when it was not built. It takes addresses as integers and checks
-nothing: shapes, types and lifetimes are the caller's."""
+"""The module ``plait.kernels.cpu._native``; None when it was not built. It takes addresses as integers and
+checks nothing: shapes, types and lifetimes are the caller's."""
 
 ISA_VARIABLE = "PLAIT_CPU_ISA"
 

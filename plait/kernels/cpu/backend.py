@@ -1,0 +1,61 @@
+"""The CPU backend: C++ kernels that are row-invariant, with float32 activations."""
+
+from __future__ import annotations
+
+import torch
+
+from plait.kernels.cpu.linear import LinearOps
+from plait.kernels.cpu.mixers import MixerOps
+from plait.kernels.cpu.native import MISSING, isa, native
+from plait.kernels.cpu.packing import QUANTISATIONS
+from plait.kernels.registry import register
+
+
+class CpuBackend(LinearOps, MixerOps):
+    """Weights keep the checkpoint's width, or are quantised; activations and sums are float32."""
+
+    name = "cpu"
+    version = "1"
+    row_invariant = True
+    state_grid = 1
+    priority = 10
+    activation_dtype = torch.float32
+
+    def unavailable(self, device: str) -> str | None:
+        try:
+            kind = torch.device(device).type
+        except RuntimeError:
+            return f"{device!r} is not a torch device"
+        return f"it runs on the CPU, not on {kind!r}" if kind != "cpu" else MISSING
+
+    def supports(
+        self,
+        *,
+        dtype: torch.dtype | None = None,
+        kv_dtype: torch.dtype | None = None,
+        state_dtype: torch.dtype | None = None,
+        page_size: int | None = None,
+    ) -> str | None:
+        if dtype not in (None, torch.float32):
+            asked = str(dtype).removeprefix("torch.")
+            return (
+                f"activations are float32 in backend {self.name!r}, not {asked}; use auto or float32 "
+                "(weights keep the width they have in the checkpoint)"
+            )
+        return self.supports_cache(kv_dtype, state_dtype, page_size)
+
+    def quantised(self, name: str) -> CpuBackend:
+        if name not in QUANTISATIONS:
+            known = ", ".join(QUANTISATIONS)
+            raise ValueError(f"{name!r} is not built yet in backend {self.name!r}; there are {known}")
+        return CpuBackend(name)
+
+    def describe(self) -> str:
+        return f"instruction set {isa()}"
+
+    def set_threads(self, count: int) -> None:
+        torch.set_num_threads(count)
+        native.set_threads(count)
+
+
+register(CpuBackend())
