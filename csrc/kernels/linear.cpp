@@ -60,17 +60,17 @@ using Stored = std::conditional_t<format == WeightFormat::f32, float, std::condi
 
 template <WeightFormat format, int R, int P>
 void tile(const Job& job, const Group& group, std::int64_t row, std::int64_t panel) {
-  const std::byte* at = group.panels + panel * job.panel_stride;
+  const Panels<P> panels(group.panels + panel * job.panel_stride, job.panel_stride);
   const TileInput in = input_of(job, group.first + row);
   with_output<R, P>(job, group.first + row, panel, true, [&](TileOutput out) {
     if constexpr (units_of(format) == Units::floats) {
-      float_tile<Stored<format>, R, P>(at, job.panel_stride, job.weight.inputs, in, out, false);
+      float_tile<Stored<format>, R, P>(panels, job.weight.inputs, in, out, false);
     } else if constexpr (format == WeightFormat::int8) {
-      int8_tile<R, P>(at, job.panel_stride, job.weight.inputs, in, out);
+      int8_tile<R, P>(panels, job.weight.inputs, in, out);
     } else if constexpr (format == WeightFormat::q8_0) {
-      q8_0_tile<R, P>(at, job.panel_stride, job.weight.inputs, in, out);
+      q8_0_tile<R, P>(panels, job.weight.inputs, in, out);
     } else {
-      nibble_tile<format, R, P>(at, job.panel_stride, job.weight.inputs, in, out);
+      nibble_tile<format, R, P>(panels, job.weight.inputs, in, out);
     }
   });
 }
@@ -102,7 +102,7 @@ void wide_tiles(const Job& job, const Group& group, std::int64_t row, std::int64
     const std::byte* at = reinterpret_cast<const std::byte*>(wide + (panel - begin) * kStretch * 16);
     const auto run = [&]<int count>(std::integral_constant<int, count>) {
       with_output<R, count>(job, group.first + row, panel, last, [&](TileOutput out) {
-        float_tile<float, R, count>(at, kStride, length, in, out, from > 0);
+        float_tile<float, R, count>(Panels<count>(at, kStride), length, in, out, from > 0);
       });
       panel += count;
     };

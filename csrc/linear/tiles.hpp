@@ -19,7 +19,7 @@ inline constexpr int kMaxRows = kSums >= 24 ? kSums / 2 : kSums;
 // Panels that a tile of `rows` rows takes at once. One row needs several: a chain alone would wait for itself.
 constexpr int panels_at_once(int rows) { return 4 * rows <= kSums ? 4 : 2 * rows <= kSums ? 2 : 1; }
 
-// Weights are fetched this far ahead while rows are few and memory is what holds things up.
+// While rows are few, memory is what holds things up: weights are fetched this many bytes ahead.
 inline constexpr std::int64_t kAhead = 1024;
 inline constexpr int kFewRows = 4;
 
@@ -96,25 +96,46 @@ template <class Sum, int R, int P>
   return splat(value);
 }
 
-template <int P, class T>
-[[gnu::always_inline]] inline void fetch_ahead(const T* const (&panels)[P], std::int64_t index) {
+// P panels that are read side by side, from their starts.
+template <int P>
+struct Panels {
+  const std::byte* start[P];
+  std::int64_t stride;
+
+  Panels(const std::byte* first, std::int64_t panel_stride) : stride(panel_stride) {
 #pragma GCC unroll 4
-  for (int p = 0; p < P; ++p) {
-    __builtin_prefetch(reinterpret_cast<const char*>(panels[p] + index) + kAhead);
+    for (int p = 0; p < P; ++p) start[p] = first + p * panel_stride;
   }
-}
+  template <class T>
+  [[gnu::always_inline]] const T* at(int p, std::int64_t byte) const {
+    return reinterpret_cast<const T*>(start[p] + byte);
+  }
+  // Fetches what will be read kAhead bytes after `byte`: near a panel's end, the start of the one P further on,
+  // which the next tile begins with.
+  [[gnu::always_inline]] void fetch(std::int64_t byte) const {
+    const std::int64_t ahead = byte + kAhead < stride ? byte + kAhead : byte + kAhead + (P - 1) * stride;
+#pragma GCC unroll 4
+    for (int p = 0; p < P; ++p) __builtin_prefetch(start[p] + ahead);
+  }
+  // Fetches this place of the next tile's panels.
+  [[gnu::always_inline]] void fetch_next(std::int64_t byte) const {
+#pragma GCC unroll 4
+    for (int p = 0; p < P; ++p) __builtin_prefetch(start[p] + P * stride + byte);
+  }
+};
 
 // -- floats -------------------------------------------------------------------------------------------------
 
 // Continues the chains in `sums` over the inputs from k = 0 of these pointers on.
 template <class T, int R, int P>
-[[gnu::always_inline]] inline void float_chains(f32x16 (&sums)[R][P], const T* const (&panels)[P],
+[[gnu::always_inline]] inline void float_chains(f32x16 (&sums)[R][P], const Panels<P>& panels,
                                                 const std::int32_t* units, std::int64_t inputs) {
+  constexpr int kBytes = 16 * sizeof(T);
   constexpr int kStep = 4;
   const auto step = [&](std::int64_t k) __attribute__((always_inline)) {
     f32x16 w[P];
 #pragma GCC unroll 4
-    for (int p = 0; p < P; ++p) w[p] = load(panels[p] + 16 * k);
+    for (int p = 0; p < P; ++p) w[p] = load(panels.template at<T>(p, kBytes * k));
 #pragma GCC unroll 16
     for (int r = 0; r < R; ++r) {
       const f32x16 x = splat_unit(units + k * R + r);
@@ -126,9 +147,7 @@ template <class T, int R, int P>
   for (; k + kStep <= inputs; k += kStep) {
     if constexpr (R <= kFewRows) {
 #pragma GCC unroll 4
-      for (int line = 0; line < kStep * 16 * static_cast<int>(sizeof(T)) / 64; ++line) {
-        fetch_ahead(panels, 16 * k + line * 64 / static_cast<int>(sizeof(T)));
-      }
+      for (int byte = 0; byte < kStep * kBytes; byte += 64) panels.fetch(kBytes * k + byte);
     }
 #pragma GCC unroll 4
     for (int i = 0; i < kStep; ++i) step(k + i);
@@ -136,20 +155,17 @@ template <class T, int R, int P>
   for (; k < inputs; ++k) step(k);
 }
 
-// Inputs from k = 0 of these pointers on. `sums so far` are read from the output when `resume` is set; the bias
-// is in `out` for the last stretch of k alone.
+// Inputs from k = 0 of these pointers on. Sums so far are read from the output when `resume` is set; the output has
+// a bias for the last stretch of k alone.
 template <class T, int R, int P>
-inline void float_tile(const std::byte* panel, std::int64_t panel_stride, std::int64_t inputs, TileInput in,
-                       TileOutput out, bool resume) {
-  const T* panels[P];
-  for (int p = 0; p < P; ++p) panels[p] = reinterpret_cast<const T*>(panel + p * panel_stride);
+inline void float_tile(const Panels<P>& panels, std::int64_t inputs, TileInput in, TileOutput out, bool resume) {
   f32x16 sums[R][P];
   if (resume) {
     out.get(sums);
   } else {
     clear(sums);
   }
-  float_chains(sums, panels, in.units, inputs);
+  float_chains<T>(sums, panels, in.units, inputs);
   out.put(sums);
 }
 
@@ -160,14 +176,11 @@ inline void float_tile(const std::byte* panel, std::int64_t panel_stride, std::i
 inline constexpr std::int64_t kFlush = 8192;
 
 template <int R, int P>
-[[gnu::always_inline]] inline void add_pairs(i32x16 (&sums)[R][P], const std::int8_t* const (&panels)[P],
+[[gnu::always_inline]] inline void add_pairs(i32x16 (&sums)[R][P], const Panels<P>& panels,
                                              const std::int32_t* units, std::int64_t u) {
-  if constexpr (R <= kFewRows) {
-    if (u % 2 == 0) fetch_ahead(panels, 32 * u);
-  }
   Pairs w[P];
 #pragma GCC unroll 4
-  for (int p = 0; p < P; ++p) w[p] = load_pairs(panels[p] + 32 * u);
+  for (int p = 0; p < P; ++p) w[p] = load_pairs(panels.template at<std::int8_t>(p, 32 * u));
 #pragma GCC unroll 16
   for (int r = 0; r < R; ++r) {
     const std::int32_t x = units[u * R + r];
@@ -177,10 +190,7 @@ template <int R, int P>
 }
 
 template <int R, int P>
-inline void int8_tile(const std::byte* panel, std::int64_t panel_stride, std::int64_t inputs, TileInput in,
-                      TileOutput out) {
-  const std::int8_t* panels[P];
-  for (int p = 0; p < P; ++p) panels[p] = reinterpret_cast<const std::int8_t*>(panel + p * panel_stride);
+inline void int8_tile(const Panels<P>& panels, std::int64_t inputs, TileInput in, TileOutput out) {
   f32x16 values[R][P];
   clear(values);
   const std::int64_t end = unit_count(WeightFormat::int8, inputs);
@@ -188,16 +198,22 @@ inline void int8_tile(const std::byte* panel, std::int64_t panel_stride, std::in
     const std::int64_t to = end - from < kFlush / 2 ? end : from + kFlush / 2;
     i32x16 sums[R][P];
     clear(sums);
-    for (std::int64_t u = from; u < to; ++u) add_pairs(sums, panels, in.units, u);
+    std::int64_t u = from;
+    for (; u + 2 <= to; u += 2) {
+      if constexpr (R <= kFewRows) panels.fetch(32 * u);
+      add_pairs(sums, panels, in.units, u);
+      add_pairs(sums, panels, in.units, u + 1);
+    }
+    if (u < to) add_pairs(sums, panels, in.units, u);
 #pragma GCC unroll 16
     for (int r = 0; r < R; ++r) {
 #pragma GCC unroll 4
       for (int p = 0; p < P; ++p) values[r][p] = values[r][p] + to_float(sums[r][p]);
     }
   }
-  const std::int64_t at = weights_bytes(WeightFormat::int8, inputs);
+  const std::int64_t scales = weights_bytes(WeightFormat::int8, inputs);
   for (int p = 0; p < P; ++p) {
-    const f32x16 scale = load(reinterpret_cast<const float*>(panel + p * panel_stride + at));
+    const f32x16 scale = load(panels.template at<float>(p, scales));
     for (int r = 0; r < R; ++r) values[r][p] = (values[r][p] * scale) * splat(in.scales[r]);
   }
   out.put(values);
@@ -205,25 +221,24 @@ inline void int8_tile(const std::byte* panel, std::int64_t panel_stride, std::in
 
 // GGUF's Q8_0: as above, but a scale for every 32 inputs of an output. A block's sum is below 2^24.
 template <int R, int P>
-inline void q8_0_tile(const std::byte* panel, std::int64_t panel_stride, std::int64_t inputs, TileInput in,
-                      TileOutput out) {
-  const std::int8_t* panels[P];
-  const f16* scales[P];
-  for (int p = 0; p < P; ++p) {
-    panels[p] = reinterpret_cast<const std::int8_t*>(panel + p * panel_stride);
-    scales[p] = reinterpret_cast<const f16*>(panels[p] + weights_bytes(WeightFormat::q8_0, inputs));
-  }
+inline void q8_0_tile(const Panels<P>& panels, std::int64_t inputs, TileInput in, TileOutput out) {
   f32x16 values[R][P];
   clear(values);
+  const std::int64_t scales = weights_bytes(WeightFormat::q8_0, inputs);
   const std::int64_t blocks = stored_inputs(WeightFormat::q8_0, inputs) / 32;
   for (std::int64_t b = 0; b < blocks; ++b) {
     i32x16 sums[R][P];
     clear(sums);
+    if constexpr (R <= kFewRows) panels.fetch_next(scales + 32 * b);
 #pragma GCC unroll 4
-    for (int u = 0; u < 16; ++u) add_pairs(sums, panels, in.units, 16 * b + u);
+    for (int u = 0; u < 16; u += 2) {
+      if constexpr (R <= kFewRows) panels.fetch(32 * (16 * b + u));
+      add_pairs(sums, panels, in.units, 16 * b + u);
+      add_pairs(sums, panels, in.units, 16 * b + u + 1);
+    }
 #pragma GCC unroll 4
     for (int p = 0; p < P; ++p) {
-      const f32x16 scale = load(scales[p] + 16 * b);
+      const f32x16 scale = load(panels.template at<f16>(p, scales + 32 * b));
 #pragma GCC unroll 16
       for (int r = 0; r < R; ++r) values[r][p] = fma(to_float(sums[r][p]), scale, values[r][p]);
     }
@@ -236,16 +251,10 @@ inline void q8_0_tile(const std::byte* panel, std::int64_t panel_stride, std::in
 
 // Weights of 4 bits times 8-bit inputs; both have a scale for every block.
 template <WeightFormat format, int R, int P>
-inline void nibble_tile(const std::byte* panel, std::int64_t panel_stride, std::int64_t inputs, TileInput in,
-                        TileOutput out) {
+inline void nibble_tile(const Panels<P>& panels, std::int64_t inputs, TileInput in, TileOutput out) {
   using Scale = std::conditional_t<format == WeightFormat::int4, bf16, f16>;
   constexpr int kBlock = block_of(format);
-  const std::uint8_t* panels[P];
-  const Scale* scales[P];
-  for (int p = 0; p < P; ++p) {
-    panels[p] = reinterpret_cast<const std::uint8_t*>(panel + p * panel_stride);
-    scales[p] = reinterpret_cast<const Scale*>(panels[p] + weights_bytes(format, inputs));
-  }
+  const std::int64_t scales = weights_bytes(format, inputs), minimums = scales + scales_bytes(format, inputs);
   f32x16 values[R][P];
   clear(values);
   const std::int64_t blocks = stored_inputs(format, inputs) / kBlock;
@@ -256,6 +265,10 @@ inline void nibble_tile(const std::byte* panel, std::int64_t panel_stride, std::
 #pragma GCC unroll 4
       for (int p = 0; p < P; ++p) sums[r][p] = splat(format == WeightFormat::q4_1 ? 0 : in.offsets[b * R + r]);
     }
+    if constexpr (R <= kFewRows) {
+      panels.fetch_next(scales + 32 * b);
+      if constexpr (format == WeightFormat::q4_1) panels.fetch_next(minimums + 32 * b);
+    }
 #pragma GCC unroll 2
     for (int part = 0; part < kBlock / 32; ++part) {
       Partial partial[R][P];
@@ -263,10 +276,10 @@ inline void nibble_tile(const std::byte* panel, std::int64_t panel_stride, std::
 #pragma GCC unroll 4
       for (int i = 0; i < 4; ++i) {
         const std::int64_t eight = b * (kBlock / 8) + part * 4 + i;
-        if constexpr (R <= kFewRows) fetch_ahead(panels, 64 * eight);
+        if constexpr (R <= kFewRows) panels.fetch(64 * eight);
         Nibbles w[P];
 #pragma GCC unroll 4
-        for (int p = 0; p < P; ++p) w[p] = load_nibbles(panels[p] + 64 * eight);
+        for (int p = 0; p < P; ++p) w[p] = load_nibbles(panels.template at<std::uint8_t>(p, 64 * eight));
 #pragma GCC unroll 16
         for (int r = 0; r < R; ++r) {
           const std::int32_t low = in.units[2 * eight * R + r], high = in.units[(2 * eight + 1) * R + r];
@@ -282,9 +295,9 @@ inline void nibble_tile(const std::byte* panel, std::int64_t panel_stride, std::
     }
 #pragma GCC unroll 4
     for (int p = 0; p < P; ++p) {
-      const f32x16 scale = load(scales[p] + 16 * b);
+      const f32x16 scale = load(panels.template at<Scale>(p, scales + 32 * b));
       f32x16 minimum = zero();
-      if constexpr (format == WeightFormat::q4_1) minimum = load(scales[p] + 16 * b + scales_bytes(format, inputs) / 2);
+      if constexpr (format == WeightFormat::q4_1) minimum = load(panels.template at<f16>(p, minimums + 32 * b));
 #pragma GCC unroll 16
       for (int r = 0; r < R; ++r) {
         const f32x16 both = scale * splat(in.scales[b * R + r]);
