@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,9 @@ from steps import Harness
 
 from plait.config import EngineArgs
 from plait.core.sampling_params import SamplingParams
+from plait.engine import resolve as resolve_module
 from plait.engine.resolve import load_worker, resolve
+from plait.kernels.registry import get_backend
 from plait.models.hub import pull
 from plait.text.tokenizer import Tokenizer
 
@@ -25,6 +28,12 @@ OPENINGS = (
     "A recipe for vegetable soup:\n\n1.",
     "<|im_start|>user\nWrite a short story about a fox and a lighthouse.<|im_end|>\n<|im_start|>assistant\n",
 )
+
+
+@pytest.fixture(autouse=True)
+def _reference_kernels(monkeypatch):
+    """The file's 4-bit weights as numbers: other kernels multiply them with rounded activations."""
+    monkeypatch.setattr(resolve_module, "get_backend", lambda name, device: get_backend("reference", device))
 
 
 @functools.cache
@@ -89,3 +98,23 @@ def assert_greedy(prompt, answer):
     logits = oracle()(torch.tensor([[*prompt, *answer]])).logits[0, len(prompt) - 1 : -1]
     chosen = logits.gather(1, torch.tensor(answer).unsqueeze(1)).squeeze(1)
     assert (logits.max(-1).values - chosen).max().item() < 1e-4
+
+
+def test_packed_weights_cost_little(monkeypatch):
+    """Perplexity of a real text with the file's weights kept packed, against the same weights as numbers."""
+    wanted = perplexity()
+    monkeypatch.undo()
+    packed = perplexity()
+    print(f"perplexity {packed:.3f} packed, {wanted:.3f} in float32")
+    assert packed < 1.02 * wanted
+
+
+def perplexity() -> float:
+    core = make_core(Path(pull("smollm2-135m")))
+    params = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=0)
+    core.add("text", text_tokens()[:700], params, seed=0, max_tokens=1)
+    entries = []
+    while core.has_work:
+        for progress in core.step().progress:
+            entries += progress.prompt_logprobs or ()
+    return math.exp(-sum(entry[0][1] for entry in entries) / len(entries))
