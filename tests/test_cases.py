@@ -179,7 +179,7 @@ def test_budget_below_a_grid_unit_is_refused(monkeypatch):
     """A backend with chunked kernels: the nearest budget that works is one grid unit."""
     from plait.kernels.registry import get_backend
 
-    monkeypatch.setattr(type(get_backend("reference")), "state_grid", 64)
+    monkeypatch.setattr(type(get_backend()), "state_grid", 64)
     folder = str(checkpoint("qwen3_5"))
     with pytest.raises(ConfigError, match="nearest value that works is 64"):
         resolve(EngineArgs(model=folder, max_num_batched_tokens=63))

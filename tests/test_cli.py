@@ -196,7 +196,8 @@ def test_chat_interrupt_stops_the_answer_only(model: str) -> None:
     wait_for(b"> ")
     os.write(terminal, b"hello\n")
     wait_for(b"hello\r\n")
-    time.sleep(1)
+    while not seen:  # until the answer has begun; it may be over within a second
+        seen += os.read(terminal, 4096)
     os.write(terminal, b"\x03")
     wait_for(b"stopped")
     wait_for(b"> ")
