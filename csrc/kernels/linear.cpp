@@ -191,8 +191,13 @@ RowTarget target_of(const Job& job, const Group& group, std::int64_t row) {
           const_cast<std::int32_t*>(in.offsets) + column, static_cast<int>(step)};
 }
 
-// Threads take at least this many multiplications, some 20 µs of work.
-constexpr std::int64_t kGrain = 1 << 18;
+// Nanoseconds of work that a range shall have at least: several times what it takes to wake a thread.
+constexpr std::int64_t kWorthAThread = 12'000;
+
+// About how long `rows` rows take through one panel: reading it, or multiplying.
+std::int64_t panel_nanoseconds(const Job& job, std::int64_t rows) {
+  return job.panel_stride / 20 + rows * job.weight.inputs * 16 / 64 + 1;
+}
 
 template <WeightFormat format>
 void run(const ExpertsCall& call, std::int64_t y_stride) {
@@ -214,7 +219,7 @@ void run(const ExpertsCall& call, std::int64_t y_stride) {
     float* scales = scratch_of<float>(kScales, 2 * rows * job.scales);
     job.packed_scales = scales;
     job.offsets = reinterpret_cast<const std::int32_t*>(scales + rows * job.scales);
-    parallel_for(rows, kGrain / (8 * (weight.inputs + 1)) + 1, [&](std::int64_t begin, std::int64_t end, int) {
+    parallel_for(rows, kWorthAThread / (weight.inputs + 1) + 1, [&](std::int64_t begin, std::int64_t end, int) {
       std::int64_t expert = 0;
       for (std::int64_t row = begin; row < end; ++row) {
         while (call.starts[expert + 1] <= row) ++expert;
@@ -228,8 +233,8 @@ void run(const ExpertsCall& call, std::int64_t y_stride) {
   // Items are the panels of the experts that have rows, one after another.
   std::int64_t active = 0;
   for (std::int64_t e = 0; e < call.experts; ++e) active += call.starts[e + 1] > call.starts[e];
-  const std::int64_t work = 16 * (weight.inputs + 1) * (rows / active + 1) / 2;
-  parallel_for(active * panels, kGrain / work + 1, [&](std::int64_t begin, std::int64_t end, int) {
+  const std::int64_t grain = kWorthAThread / panel_nanoseconds(job, rows / active) + 1;
+  parallel_for(active * panels, grain, [&](std::int64_t begin, std::int64_t end, int) {
     std::int64_t first = 0;  // item of the expert's first panel
     for (std::int64_t e = 0; e < call.experts && first < end; ++e) {
       const Group group = group_of(e);
