@@ -91,9 +91,9 @@ void run_part(const Loop& loop, int part, int thread) {
   loop.function(loop.context, edge(part), edge(part + 1), thread);
 }
 
-// One loop runs at a time: `owner` is held by its caller. Parts are claimed by raising `open_`, which holds the
-// number of parts above the next one to claim. Whoever has claimed a part may read `loop_`: it does not change before
-// all parts are done. A worker that comes late finds nothing to claim, and nobody waits for it.
+// One loop runs at a time: `owner` is held by its caller. Parts are claimed by raising `open_`, which holds
+// the number of parts above the next one to claim. Whoever has claimed a part may read `loop_`: it does not
+// change before all parts are done. A worker that comes late finds nothing to claim, and nobody waits for it.
 //
 // Workers are made when first needed, never end, and sleep when idle.
 class Pool {

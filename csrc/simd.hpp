@@ -55,7 +55,8 @@ template <class V, class F>
 // -- values, memory -----------------------------------------------------------------------------------------
 
 [[gnu::always_inline]] inline f32x16 splat(float a) {
-  return each<f32x16>([=](int) { return a - f32reg{}; });  // a - 0 is a, also for -0; a + 0 would be an addition
+  // a - 0 is a, for -0 too; the compiler knows that. a + 0 would be an addition.
+  return each<f32x16>([=](int) { return a - f32reg{}; });
 }
 [[gnu::always_inline]] inline i32x16 splat(std::int32_t a) {
   return each<i32x16>([=](int) { return i32reg{} + a; });
@@ -67,7 +68,7 @@ template <class V, class F>
   return each<i32x16>([](int) { return i32reg{}; });
 }
 
-// Loads and stores need no alignment. They go register by register: compilers copy a larger struct through memory.
+// Loads and stores need no alignment. They go register by register: larger structs are copied through memory.
 template <class R, class T>
 [[gnu::always_inline]] inline R load_reg(const T* p) {
   R out;
