@@ -39,6 +39,7 @@ struct f16 {
 namespace plait::PLAIT_ISA {
 
 inline constexpr int kRegs = 16 / kLanes;  // registers that make up sixteen lanes
+using u32reg [[gnu::vector_size(kLanes * 4)]] = std::uint32_t;
 
 template <class V, class F>
 [[gnu::always_inline]] inline V each(F&& part) {
@@ -133,11 +134,12 @@ template <class T, class V>
   return each<f32x16>([=](int i) { return reg_min(a.r[i], b.r[i]); });
 }
 
+// Sums and differences of integers wrap around.
 [[gnu::always_inline]] inline i32x16 operator+(i32x16 a, i32x16 b) {
-  return each<i32x16>([=](int i) { return a.r[i] + b.r[i]; });
+  return each<i32x16>([=](int i) { return (i32reg)((u32reg)a.r[i] + (u32reg)b.r[i]); });
 }
 [[gnu::always_inline]] inline i32x16 operator-(i32x16 a, i32x16 b) {
-  return each<i32x16>([=](int i) { return a.r[i] - b.r[i]; });
+  return each<i32x16>([=](int i) { return (i32reg)((u32reg)a.r[i] - (u32reg)b.r[i]); });
 }
 [[gnu::always_inline]] inline i32x16 operator&(i32x16 a, i32x16 b) {
   return each<i32x16>([=](int i) { return a.r[i] & b.r[i]; });
