@@ -2,10 +2,12 @@
 FROM python:3.11-slim-bookworm AS build
 
 WORKDIR /src
-COPY pyproject.toml constraints.txt README.md LICENSE ./
+RUN apt-get update && apt-get install --yes --no-install-recommends g++ make && rm -rf /var/lib/apt/lists/*
+COPY pyproject.toml constraints.txt README.md LICENSE CMakeLists.txt ./
+COPY csrc ./csrc
 COPY plait ./plait
 RUN python -m venv /opt/plait \
-    && /opt/plait/bin/python -m pip install --no-cache-dir --constraint constraints.txt .
+    && PLAIT_REQUIRE_NATIVE=1 /opt/plait/bin/python -m pip install --no-cache-dir --constraint constraints.txt .
 
 FROM python:3.11-slim-bookworm
 

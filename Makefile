@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PYTEST := $(BIN)/python -m pytest
 QUESTION ?= What is the capital of France, and what is it known for?
 
-.PHONY: help install demo test test-slow test-gpu lint format clean
+.PHONY: help install native demo test test-slow test-gpu lint format clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -13,10 +13,14 @@ help:  ## this list
 $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "plait needs Python 3.11 or newer; set PYTHON=...")'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt 'nanobind>=2.4' 'scikit-build-core>=0.10' cmake ninja
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-build-isolation --editable '.[dev]'
 	@touch $@
 
 install: $(VENV)/.installed  ## make the environment and install plait into it
+
+native: $(VENV)/.installed  ## compile what changed in csrc
+	PLAIT_REQUIRE_NATIVE=1 $(BIN)/python -m pip install --quiet --no-build-isolation --no-deps --editable .
 
 demo: $(VENV)/.installed  ## a small real model answers a question; prints what it took
 	$(BIN)/plait generate --chat smollm2-135m "$(QUESTION)" --temperature 0 --max-tokens 60

@@ -26,8 +26,9 @@ void bind_linear(nb::module_& m) {
 
   // Addresses, not memory: whoever makes a Matrix keeps its panels and bias alive.
   nb::class_<Matrix>(m, "Matrix")
-      .def("__init__", [](Matrix* self, int format, std::int64_t outputs, std::int64_t inputs, Address panels,
-                          Address bias) { new (self) Matrix(matrix(format, outputs, inputs, panels, bias)); });
+      .def("__init__",
+           [](Matrix* self, int format, std::int64_t outputs, std::int64_t inputs, Address panels,
+              Address bias) { new (self) Matrix(matrix(format, outputs, inputs, panels, bias)); });
 
   m.def("matrix_bytes", [](int format, std::int64_t outputs, std::int64_t inputs) {
     return panels_of(outputs) * panel_bytes(format_of(format), inputs);
@@ -35,7 +36,8 @@ void bind_linear(nb::module_& m) {
   m.def(
       "pack",
       [](int format, std::int64_t outputs, std::int64_t inputs, int type, Address weights, Address panels) {
-        pack(format_of(format), outputs, inputs, format_of(type), at<const void>(weights), at<std::byte>(panels));
+        pack(format_of(format), outputs, inputs, format_of(type), at<const void>(weights),
+             at<std::byte>(panels));
       },
       no_gil());
   m.def(
@@ -53,8 +55,8 @@ void bind_linear(nb::module_& m) {
   m.def(
       "experts",
       [](const Matrix& first, std::int64_t experts, Address starts, Address sources, Address x, Address y) {
-        kernels().linear->experts({first, experts, at<const std::int64_t>(starts), at<const std::int64_t>(sources),
-                                   at<const float>(x), at<float>(y)});
+        kernels().linear->experts({first, experts, at<const std::int64_t>(starts),
+                                   at<const std::int64_t>(sources), at<const float>(x), at<float>(y)});
       },
       no_gil());
   m.def(

@@ -12,38 +12,20 @@
 namespace plait {
 
 namespace baseline {
-extern const LinearKernels linear_kernels;
-extern const MixerKernels mixer_kernels;
-extern const SamplingKernels sampling_kernels;
-extern const CeilingKernels ceiling_kernels;
-}  // namespace baseline
-#if defined(__x86_64__)
+extern const Kernels table;
+}
 namespace avx2 {
-extern const LinearKernels linear_kernels;
-extern const MixerKernels mixer_kernels;
-extern const SamplingKernels sampling_kernels;
-extern const CeilingKernels ceiling_kernels;
-}  // namespace avx2
+extern const Kernels table;
+}
 namespace avx512 {
-extern const LinearKernels linear_kernels;
-extern const MixerKernels mixer_kernels;
-extern const SamplingKernels sampling_kernels;
-extern const CeilingKernels ceiling_kernels;
-}  // namespace avx512
+extern const Kernels table;
+}
 namespace avx512vnni {
-extern const LinearKernels linear_kernels;
-extern const MixerKernels mixer_kernels;
-extern const SamplingKernels sampling_kernels;
-extern const CeilingKernels ceiling_kernels;
-}  // namespace avx512vnni
-#elif defined(__aarch64__)
+extern const Kernels table;
+}
 namespace neon {
-extern const LinearKernels linear_kernels;
-extern const MixerKernels mixer_kernels;
-extern const SamplingKernels sampling_kernels;
-extern const CeilingKernels ceiling_kernels;
-}  // namespace neon
-#endif
+extern const Kernels table;
+}
 
 namespace {
 
@@ -51,7 +33,7 @@ struct Isa {
   const char* name;
   bool tested;  // one that the tests never ran on is used only when asked for
   bool (*present)();
-  Kernels kernels;
+  const Kernels* kernels;
 };
 
 #if defined(__x86_64__)
@@ -60,9 +42,7 @@ bool has_f16c() {
   return __get_cpuid(1, &a, &b, &c, &d) != 0 && (c & bit_F16C) != 0;
 }
 // __builtin_cpu_supports also asks whether the system saves the registers.
-bool has_avx2() {
-  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c();
-}
+bool has_avx2() { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c(); }
 bool has_avx512() {
   return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
          __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
@@ -72,18 +52,15 @@ bool has_avx512vnni() { return has_avx512() && __builtin_cpu_supports("avx512vnn
 
 bool always() { return true; }
 
-#define PLAIT_KERNELS(isa) \
-  { &isa::linear_kernels, &isa::mixer_kernels, &isa::sampling_kernels, &isa::ceiling_kernels }
-
 // From the slowest to the fastest.
 const Isa kIsas[] = {
-    {"baseline", true, always, PLAIT_KERNELS(baseline)},
+    {"baseline", true, always, &baseline::table},
 #if defined(__x86_64__)
-    {"avx2", true, has_avx2, PLAIT_KERNELS(avx2)},
-    {"avx512", true, has_avx512, PLAIT_KERNELS(avx512)},
-    {"avx512vnni", true, has_avx512vnni, PLAIT_KERNELS(avx512vnni)},
+    {"avx2", true, has_avx2, &avx2::table},
+    {"avx512", true, has_avx512, &avx512::table},
+    {"avx512vnni", true, has_avx512vnni, &avx512vnni::table},
 #elif defined(__aarch64__)
-    {"neon", false, always, PLAIT_KERNELS(neon)},
+    {"neon", false, always, &neon::table},
 #endif
 };
 
@@ -102,7 +79,7 @@ const Isa*& current() {
 
 }  // namespace
 
-const Kernels& kernels() { return current()->kernels; }
+const Kernels& kernels() { return *current()->kernels; }
 
 const char* isa_name() { return current()->name; }
 
@@ -124,8 +101,8 @@ void use_isa(std::string_view name) {
     }
     known += known.empty() ? isa.name : std::string(", ") + isa.name;
   }
-  throw std::invalid_argument("instruction set '" + std::string(name) + "' is unknown, or this processor lacks it; " +
-                              "it has: " + known);
+  throw std::invalid_argument("instruction set '" + std::string(name) +
+                              "' is unknown, or this processor lacks it; " + "it has: " + known);
 }
 
 }  // namespace plait

@@ -1,8 +1,8 @@
 // The table of kernels of one instruction set.
 //
-// Each file in kernels/ is compiled once per instruction set, into the namespace plait::<its name>, and defines
-// one group of function pointers there as a constant. Nothing in those namespaces may run, not even the
-// initialiser of a static object, before the processor is known to have the instructions.
+// Each file in kernels/ is compiled once per instruction set, into the namespace plait::<its name>, and
+// defines one group of function pointers there as a constant. Nothing in those namespaces may run, not even
+// the initialiser of a static object, before the processor is known to have the instructions.
 #pragma once
 
 #include "ceilings.hpp"

@@ -16,8 +16,9 @@ struct LinearCall {
   std::int64_t y_stride;
 };
 
-// The same for E experts of equal shape and format, whose panels follow each other. Row i of y is that of expert e
-// for starts[e] <= i < starts[e + 1], starts[0] being 0, and of the row sources[i] of x (of i where sources is null).
+// The same for E experts of equal shape and format, whose panels follow each other. Row i of y is that of
+// expert e for starts[e] <= i < starts[e + 1], starts[0] being 0, and of the row sources[i] of x (of i where
+// sources is null).
 struct ExpertsCall {
   Matrix first;  // expert 0; without bias
   std::int64_t experts;

@@ -1,5 +1,5 @@
-// The Python module. Kernels take addresses as integers, so that this needs neither torch nor its headers; the
-// Python side (plait/kernels/cpu) checks shapes and types, and keeps the memory alive.
+// The Python module. Kernels take addresses as integers, so that this needs neither torch nor its headers;
+// the Python side (plait/kernels/cpu) checks shapes and types, and keeps the memory alive.
 #include "bindings.hpp"
 #include "isa.hpp"
 #include "pool.hpp"

@@ -55,7 +55,8 @@ void read_row(WeightFormat type, const void* weights, std::int64_t row, std::int
 }
 
 void check_finite(float largest) {
-  if (!std::isfinite(largest)) throw std::invalid_argument("a weight is infinite or not a number: it has no int format");
+  if (!std::isfinite(largest))
+    throw std::invalid_argument("a weight is infinite or not a number: it has no int format");
 }
 
 // The value of largest magnitude; NaN if there is one.
@@ -76,7 +77,9 @@ void put_nibble(std::byte* panel, std::int64_t k, int lane, int q) {
   panel[nibble_place(k, lane)] |= static_cast<std::byte>(k % 8 < 4 ? q : q << 4);
 }
 
-void put_16(std::byte* at, std::int64_t index, std::uint16_t value) { std::memcpy(at + 2 * index, &value, 2); }
+void put_16(std::byte* at, std::int64_t index, std::uint16_t value) {
+  std::memcpy(at + 2 * index, &value, 2);
+}
 
 void pack_float(WeightFormat format, const float* row, std::int64_t inputs, int lane, std::byte* panel) {
   for (std::int64_t k = 0; k < inputs; ++k) {
@@ -110,17 +113,19 @@ void pack_int4(const float* row, std::int64_t inputs, int lane, std::byte* panel
     const float scale = widen_bf16(bits);
     put_16(scales, from / kGroup * 16 + lane, bits);
     for (std::int64_t i = 0; i < kGroup; ++i) {
-      const float q = i < count && scale != 0 ? std::clamp(std::nearbyint(row[from + i] / scale), -8.0f, 7.0f) : 0.0f;
+      const float q =
+          i < count && scale != 0 ? std::clamp(std::nearbyint(row[from + i] / scale), -8.0f, 7.0f) : 0.0f;
       put_nibble(panel, from + i, lane, static_cast<int>(q) + 8);
     }
   }
 }
 
-void repack_row(WeightFormat format, const std::uint8_t* blocks, std::int64_t inputs, int lane, std::byte* panel) {
+void repack_row(WeightFormat format, const std::uint8_t* blocks, std::int64_t inputs, int lane,
+                std::byte* panel) {
   std::byte* scales = panel + weights_bytes(format, inputs);
   std::byte* minimums = scales + scales_bytes(format, inputs);
   for (std::int64_t b = 0; b < inputs / 32; ++b) {
-    // GGUF: f16 scale, for Q4_1 f16 minimum, then 32 bytes, or 16 bytes that hold input i low and i + 16 high.
+    // GGUF: f16 scale, Q4_1: f16 minimum, then 32 bytes, or 16 that hold input i low and i + 16 high.
     std::memcpy(scales + 2 * (16 * b + lane), blocks, 2);
     blocks += 2;
     if (format == WeightFormat::q4_1) {
@@ -141,7 +146,8 @@ void repack_row(WeightFormat format, const std::uint8_t* blocks, std::int64_t in
 
 // Calls fill(row, lane, panel) for every output, panels cleared before.
 template <class Fill>
-void each_output(WeightFormat format, std::int64_t outputs, std::int64_t inputs, std::byte* panels, Fill fill) {
+void each_output(WeightFormat format, std::int64_t outputs, std::int64_t inputs, std::byte* panels,
+                 Fill fill) {
   const std::int64_t stride = panel_bytes(format, inputs);
   parallel_for(panels_of(outputs), 1, [&](std::int64_t begin, std::int64_t end, int) {
     for (std::int64_t p = begin; p < end; ++p) {
@@ -154,14 +160,16 @@ void each_output(WeightFormat format, std::int64_t outputs, std::int64_t inputs,
 }
 
 std::invalid_argument no_way(WeightFormat format) {
-  return std::invalid_argument("format " + std::to_string(static_cast<int>(format)) + " cannot be made from this");
+  return std::invalid_argument("format " + std::to_string(static_cast<int>(format)) +
+                               " cannot be made from this");
 }
 
 }  // namespace
 
-void pack(WeightFormat format, std::int64_t outputs, std::int64_t inputs, WeightFormat type, const void* weights,
-          std::byte* panels) {
-  if (type != WeightFormat::f32 && type != WeightFormat::bf16 && type != WeightFormat::f16) throw no_way(type);
+void pack(WeightFormat format, std::int64_t outputs, std::int64_t inputs, WeightFormat type,
+          const void* weights, std::byte* panels) {
+  if (type != WeightFormat::f32 && type != WeightFormat::bf16 && type != WeightFormat::f16)
+    throw no_way(type);
   if (block_of(format) == 32) throw no_way(format);
   each_output(format, outputs, inputs, panels, [&](std::int64_t row, int lane, std::byte* panel) {
     thread_local std::vector<float> values;
@@ -177,10 +185,14 @@ void pack(WeightFormat format, std::int64_t outputs, std::int64_t inputs, Weight
   });
 }
 
-void repack(WeightFormat format, std::int64_t outputs, std::int64_t inputs, const std::uint8_t* blocks, std::byte* panels) {
+void repack(WeightFormat format, std::int64_t outputs, std::int64_t inputs, const std::uint8_t* blocks,
+            std::byte* panels) {
   if (block_of(format) != 32) throw no_way(format);
   if (inputs % 32) throw std::invalid_argument("inputs must be a multiple of 32");
-  const std::int64_t bytes = inputs / 32 * (format == WeightFormat::q8_0 ? 34 : format == WeightFormat::q4_0 ? 18 : 20);
+  const std::int64_t bytes = inputs / 32 *
+                             (format == WeightFormat::q8_0   ? 34
+                              : format == WeightFormat::q4_0 ? 18
+                                                             : 20);
   each_output(format, outputs, inputs, panels, [&](std::int64_t row, int lane, std::byte* panel) {
     repack_row(format, blocks + row * bytes, inputs, lane, panel);
   });

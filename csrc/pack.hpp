@@ -9,18 +9,19 @@
 namespace plait {
 
 // Packs `weights` [outputs][inputs] of type `type` (f32, bf16 or f16) into `panels`, panels_of(outputs) times
-// panel_bytes(format, inputs) bytes. Formats of floats convert (f32 to 16 bits rounds to nearest, ties to even);
-// the others quantise:
+// panel_bytes(format, inputs) bytes. Formats of floats convert (f32 to 16 bits rounds to nearest, ties to
+// even); the others quantise:
 //
 //   int8   scale = A / 127, A the largest |w| of an output;  q = nearest(w / scale)
-//   int4   scale = -M / 8 rounded to bf16, M the w of largest |w| of a group of 64 (its sign kept, so that all 16
-//          values are in use);  q = nearest(w / scale) + 8, cut to 0 .. 15
+//   int4   scale = -M / 8 rounded to bf16, M the w of largest |w| in a group of 64, with its sign (so that
+//          all 16 values are in use);  q = nearest(w / scale) + 8, cut to 0 .. 15
 //
 // Throws std::invalid_argument where a quantised weight is not finite, and for q8_0, q4_0 and q4_1.
-void pack(WeightFormat format, std::int64_t outputs, std::int64_t inputs, WeightFormat type, const void* weights,
-          std::byte* panels);
+void pack(WeightFormat format, std::int64_t outputs, std::int64_t inputs, WeightFormat type,
+          const void* weights, std::byte* panels);
 
 // Sorts GGUF blocks [outputs][inputs / 32] of format q8_0, q4_0 or q4_1 into panels; nothing is rounded.
-void repack(WeightFormat format, std::int64_t outputs, std::int64_t inputs, const std::uint8_t* blocks, std::byte* panels);
+void repack(WeightFormat format, std::int64_t outputs, std::int64_t inputs, const std::uint8_t* blocks,
+            std::byte* panels);
 
 }  // namespace plait

@@ -1,6 +1,6 @@
 // How a weight matrix [N outputs, K inputs] lies in memory: panels of 16 outputs, one after another.
 //
-// The outputs of a panel stand side by side, so that one vector holds the weights of 16 outputs for one input:
+// The outputs of a panel stand side by side: one vector holds the weights of 16 outputs for one input.
 //
 //   f32, bf16, f16   [K][16]
 //   int8             [K/2][16][2] int8 | float scale[16]
@@ -9,9 +9,9 @@
 //   q4_1             [K/8][16][4] two nibbles a byte | f16 scale[K/32][16] | f16 minimum[K/32][16]
 //   int4             [K/8][16][4] two nibbles a byte | bf16 scale[K/64][16]
 //
-// A byte of nibbles holds input j of its eight in the low half and input j + 4 in the high half (j from 0 to 3).
-// K is rounded up to whole pairs or blocks, N to whole panels; what is added has weight zero. Parts of a panel,
-// and panels, start at multiples of 64 bytes.
+// A byte of nibbles holds input j of its eight in the low half and input j + 4 in the high half (j from 0 to
+// 3). K is rounded up to whole pairs or blocks, N to whole panels; what is added has weight zero. Parts of a
+// panel, and panels, start at multiples of 64 bytes.
 //
 // What a stored weight stands for:
 //
@@ -73,7 +73,8 @@ constexpr std::int64_t scales_bytes(WeightFormat format, std::int64_t inputs) {
 }
 
 constexpr std::int64_t panel_bytes(WeightFormat format, std::int64_t inputs) {
-  return weights_bytes(format, inputs) + scales_bytes(format, inputs) * (format == WeightFormat::q4_1 ? 2 : 1);
+  return weights_bytes(format, inputs) +
+         scales_bytes(format, inputs) * (format == WeightFormat::q4_1 ? 2 : 1);
 }
 
 constexpr std::int64_t panels_of(std::int64_t outputs) { return (outputs + 15) / 16; }

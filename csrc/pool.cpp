@@ -73,51 +73,46 @@ struct Loop {
 };
 
 struct alignas(64) Worker {
-  std::atomic<std::uint32_t> ticket{0};  // raised for each loop this worker shall take part in
-  std::exception_ptr error;
+  std::atomic<std::uint32_t> calls{0};  // raised for each loop this worker is called to
 };
 
 thread_local bool inside_loop = false;
 
-void run_part(const Loop& loop, int thread) {
+void run_part(const Loop& loop, int part, int thread) {
   const FloatMode mode;
   inside_loop = true;
   struct Leave {
     ~Leave() { inside_loop = false; }
   } leave;
   // Products of 128 bits: count may be any.
-  const auto edge = [&](int part) {
-    return static_cast<std::int64_t>(static_cast<__int128>(loop.count) * part / loop.parts);
+  const auto edge = [&](int index) {
+    return static_cast<std::int64_t>(static_cast<__int128>(loop.count) * index / loop.parts);
   };
-  loop.function(loop.context, edge(thread), edge(thread + 1), thread);
+  loop.function(loop.context, edge(part), edge(part + 1), thread);
 }
 
-// Workers are made when first needed, never end, and sleep when idle. One loop runs at a time: `owner` is held
-// by its caller, and `loop` does not change before `remaining` is 0.
+// One loop runs at a time: `owner` is held by its caller. Parts are claimed by raising `open_`, which holds
+// the number of parts above the next one to claim. Whoever has claimed a part may read `loop_`: it does not
+// change before all parts are done. A worker that comes late finds nothing to claim, and nobody waits for it.
+//
+// Workers are made when first needed, never end, and sleep when idle.
 class Pool {
  public:
   std::mutex owner;
 
-  void run(const Loop& loop) {
-    while (static_cast<int>(workers_.size()) < loop.parts - 1) start_worker();
+  void run(const Loop& loop, int helpers) {
+    while (static_cast<int>(workers_.size()) < helpers) start_worker();
     loop_ = loop;
-    remaining_.store(loop.parts - 1, std::memory_order_relaxed);
-    for (int i = 0; i < loop.parts - 1; ++i) {
-      workers_[i]->ticket.fetch_add(1, std::memory_order_release);
-      workers_[i]->ticket.notify_one();
+    error_ = nullptr;
+    done_.store(0, std::memory_order_relaxed);
+    open_.store(static_cast<std::uint64_t>(loop.parts) << 32, std::memory_order_release);
+    for (int i = 0; i < helpers; ++i) {
+      workers_[i]->calls.fetch_add(1, std::memory_order_release);
+      workers_[i]->calls.notify_one();
     }
-    std::exception_ptr error;
-    try {
-      run_part(loop, 0);
-    } catch (...) {
-      error = std::current_exception();
-    }
-    for (int left; (left = remaining_.load(std::memory_order_acquire)) != 0;) wait_while(remaining_, left);
-    for (int i = 0; i < loop.parts - 1; ++i) {
-      std::exception_ptr other = std::exchange(workers_[i]->error, nullptr);
-      if (!error) error = std::move(other);
-    }
-    if (error) std::rethrow_exception(error);
+    work(0);
+    for (int done; (done = done_.load(std::memory_order_acquire)) != loop.parts;) wait_while(done_, done);
+    if (error_) std::rethrow_exception(std::exchange(error_, nullptr));
   }
 
  private:
@@ -125,28 +120,45 @@ class Pool {
     const int thread = static_cast<int>(workers_.size()) + 1;
     Worker* worker = workers_.emplace_back(std::make_unique<Worker>()).get();
     try {
-      std::thread([this, worker, thread] { serve(*worker, thread); }).detach();
+      std::thread([this, worker, thread] {
+        for (std::uint32_t seen = 0;; seen = worker->calls.load(std::memory_order_acquire)) {
+          wait_while(worker->calls, seen);
+          work(thread);
+        }
+      }).detach();
     } catch (...) {
       workers_.pop_back();
       throw;
     }
   }
 
-  void serve(Worker& worker, int thread) {
-    for (std::uint32_t seen = 0;; ++seen) {
-      wait_while(worker.ticket, seen);
+  // Claims parts and runs them until there are none.
+  void work(int thread) {
+    std::uint64_t open = open_.load(std::memory_order_acquire);
+    while ((open & 0xffffffff) < open >> 32) {
+      if (!open_.compare_exchange_weak(open, open + 1, std::memory_order_acq_rel)) continue;
+      const int part = static_cast<int>(open & 0xffffffff), parts = loop_.parts;
       try {
-        run_part(loop_, thread);
+        run_part(loop_, part, thread);
       } catch (...) {
-        worker.error = std::current_exception();
+        const std::lock_guard lock(error_owner_);
+        if (!error_ || part < error_part_) {
+          error_ = std::current_exception();
+          error_part_ = part;
+        }
       }
-      if (remaining_.fetch_sub(1, std::memory_order_acq_rel) == 1) remaining_.notify_one();
+      if (done_.fetch_add(1, std::memory_order_acq_rel) + 1 == parts) done_.notify_one();
+      open = open_.load(std::memory_order_acquire);
     }
   }
 
   std::vector<std::unique_ptr<Worker>> workers_;
   Loop loop_{};
-  std::atomic<int> remaining_{0};
+  std::atomic<std::uint64_t> open_{0};
+  std::atomic<int> done_{0};
+  std::mutex error_owner_;
+  std::exception_ptr error_;
+  int error_part_ = 0;
 };
 
 std::atomic<int> thread_count{1};
@@ -179,16 +191,17 @@ int threads() { return thread_count.load(std::memory_order_relaxed); }
 
 void parallel_ranges(std::int64_t count, std::int64_t grain, RangeFunction function, void* context) {
   if (count <= 0) return;
-  const std::int64_t most = std::max<std::int64_t>(1, count / std::max<std::int64_t>(1, grain));
-  Loop loop{function, context, count, static_cast<int>(std::min<std::int64_t>(threads(), most))};
   if (inside_loop) return function(context, 0, count, 0);
-  if (loop.parts > 1) {
+  constexpr int kPartsEach = 4;
+  const std::int64_t most = std::max<std::int64_t>(1, count / std::max<std::int64_t>(1, grain));
+  const int team = static_cast<int>(std::min<std::int64_t>(threads(), most));
+  if (team > 1) {
+    const int each = static_cast<int>(std::min<std::int64_t>(most / team, kPartsEach));
     Pool& shared = pool();
     const std::unique_lock lock(shared.owner, std::try_to_lock);
-    if (lock.owns_lock()) return shared.run(loop);
-    loop.parts = 1;
+    if (lock.owns_lock()) return shared.run({function, context, count, team * each}, team - 1);
   }
-  run_part(loop, 0);
+  run_part({function, context, count, 1}, 0, 0);
 }
 
 void* scratch(int number, std::size_t bytes) {

@@ -39,6 +39,7 @@ struct f16 {
 namespace plait::PLAIT_ISA {
 
 inline constexpr int kRegs = 16 / kLanes;  // registers that make up sixteen lanes
+using u32reg [[gnu::vector_size(kLanes * 4)]] = std::uint32_t;
 
 template <class V, class F>
 [[gnu::always_inline]] inline V each(F&& part) {
@@ -55,7 +56,8 @@ template <class V, class F>
 // -- values, memory -----------------------------------------------------------------------------------------
 
 [[gnu::always_inline]] inline f32x16 splat(float a) {
-  return each<f32x16>([=](int) { return a - f32reg{}; });  // a - 0 is a, also for -0; a + 0 would be an addition
+  // a - 0 is a, for -0 too; the compiler knows that. a + 0 would be an addition.
+  return each<f32x16>([=](int) { return a - f32reg{}; });
 }
 [[gnu::always_inline]] inline i32x16 splat(std::int32_t a) {
   return each<i32x16>([=](int) { return i32reg{} + a; });
@@ -67,7 +69,7 @@ template <class V, class F>
   return each<i32x16>([](int) { return i32reg{}; });
 }
 
-// Loads and stores need no alignment. They go register by register: compilers copy a larger struct through memory.
+// Loads and stores need no alignment. They go register by register: larger structs are copied through memory.
 template <class R, class T>
 [[gnu::always_inline]] inline R load_reg(const T* p) {
   R out;
@@ -132,11 +134,12 @@ template <class T, class V>
   return each<f32x16>([=](int i) { return reg_min(a.r[i], b.r[i]); });
 }
 
+// Sums and differences of integers wrap around.
 [[gnu::always_inline]] inline i32x16 operator+(i32x16 a, i32x16 b) {
-  return each<i32x16>([=](int i) { return a.r[i] + b.r[i]; });
+  return each<i32x16>([=](int i) { return (i32reg)((u32reg)a.r[i] + (u32reg)b.r[i]); });
 }
 [[gnu::always_inline]] inline i32x16 operator-(i32x16 a, i32x16 b) {
-  return each<i32x16>([=](int i) { return a.r[i] - b.r[i]; });
+  return each<i32x16>([=](int i) { return (i32reg)((u32reg)a.r[i] - (u32reg)b.r[i]); });
 }
 [[gnu::always_inline]] inline i32x16 operator&(i32x16 a, i32x16 b) {
   return each<i32x16>([=](int i) { return a.r[i] & b.r[i]; });

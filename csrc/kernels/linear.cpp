@@ -1,8 +1,8 @@
 // Linear layers over packed panels: how rows and panels are dealt out to tiles and threads.
 //
-// Threads share out panels, never k. Up to kMaxRows rows are one tile high, and panels are read once, as stored:
-// memory is the limit. With more rows a thread takes a few panels at a time through all blocks of rows, so that
-// those panels stay in its cache; 16-bit weights are widened to float32 once for all rows.
+// Threads share out panels, never k. Up to kMaxRows rows are one tile high, and panels are read once, as
+// stored: memory is the limit. With more rows a thread takes a few panels at a time through all blocks of
+// rows, so that those panels stay in its cache; 16-bit weights are widened to float32 once for all rows.
 #include "../linear/embedding.hpp"
 #include "../linear/tiles.hpp"
 #include "../linear_kernels.hpp"
@@ -13,8 +13,8 @@ namespace {
 
 enum Scratch { kUnits, kScales, kWidened };
 
-constexpr std::int64_t kPanelStep = 4;   // panels that go through all rows together
-constexpr std::int64_t kStretch = 128;   // inputs widened at a time: 4 panels x 256 x 16 floats are 64 KiB
+constexpr std::int64_t kPanelStep = 4;  // panels that go through all rows together
+constexpr std::int64_t kStretch = 128;  // inputs widened at a time: 4 panels x 128 x 16 floats are 32 KiB
 
 // Rows of one weight matrix, with their activations packed.
 struct Group {
@@ -24,7 +24,7 @@ struct Group {
 };
 
 struct Job {
-  Matrix weight;  // panels: of the first expert
+  Matrix weight;               // panels: of the first expert
   std::int64_t units, scales;  // of one row
   const std::int32_t* packed;
   const float* packed_scales;
@@ -36,7 +36,9 @@ struct Job {
 
 // Rows of a group are cut into blocks of nearly equal height.
 constexpr std::int64_t blocks_of(std::int64_t rows) { return (rows + kMaxRows - 1) / kMaxRows; }
-constexpr std::int64_t block_start(std::int64_t rows, std::int64_t block) { return rows * block / blocks_of(rows); }
+constexpr std::int64_t block_start(std::int64_t rows, std::int64_t block) {
+  return rows * block / blocks_of(rows);
+}
 
 TileInput input_of(const Job& job, std::int64_t row) {
   return {job.packed + row * job.units, job.packed_scales + row * job.scales, job.offsets + row * job.scales};
@@ -44,8 +46,8 @@ TileInput input_of(const Job& job, std::int64_t row) {
 
 // Calls run(output) for the R x P tile at `row` and `panel`.
 template <int R, int P, class Run>
-[[gnu::always_inline]] inline void with_output(const Job& job, std::int64_t row, std::int64_t panel, bool last,
-                                               Run run) {
+[[gnu::always_inline]] inline void with_output(const Job& job, std::int64_t row, std::int64_t panel,
+                                               bool last, Run run) {
   const float* bias = last && job.weight.bias ? job.weight.bias + 16 * panel : nullptr;
   const TileOutput out{job.y + row * job.y_stride + 16 * panel, job.y_stride, bias};
   const std::int64_t columns = job.weight.outputs - 16 * panel;
@@ -56,7 +58,8 @@ template <int R, int P, class Run>
 }
 
 template <WeightFormat format>
-using Stored = std::conditional_t<format == WeightFormat::f32, float, std::conditional_t<format == WeightFormat::f16, f16, bf16>>;
+using Stored = std::conditional_t<format == WeightFormat::f32, float,
+                                  std::conditional_t<format == WeightFormat::f16, f16, bf16>>;
 
 template <WeightFormat format, int R, int P>
 void tile(const Job& job, const Group& group, std::int64_t row, std::int64_t panel) {
@@ -89,7 +92,8 @@ void tiles(const Job& job, const Group& group, std::int64_t row, std::int64_t be
   }
 }
 
-// The same over `length` inputs from `from` on, of panels whose weights were widened to `wide` [panels][kStretch][16].
+// The same over `length` inputs from `from` on, of panels whose weights were widened to `wide`
+// [panels][kStretch][16].
 template <int R>
 void wide_tiles(const Job& job, const Group& group, std::int64_t row, std::int64_t begin, std::int64_t end,
                 const float* wide, std::int64_t from, std::int64_t length) {
@@ -115,8 +119,8 @@ void wide_tiles(const Job& job, const Group& group, std::int64_t row, std::int64
 }
 
 using TilesFunction = void (*)(const Job&, const Group&, std::int64_t, std::int64_t, std::int64_t);
-using WideFunction = void (*)(const Job&, const Group&, std::int64_t, std::int64_t, std::int64_t, const float*,
-                              std::int64_t, std::int64_t);
+using WideFunction = void (*)(const Job&, const Group&, std::int64_t, std::int64_t, std::int64_t,
+                              const float*, std::int64_t, std::int64_t);
 
 // Entry R - 1 is for R rows.
 template <WeightFormat format, class Sequence>
@@ -191,16 +195,26 @@ RowTarget target_of(const Job& job, const Group& group, std::int64_t row) {
           const_cast<std::int32_t*>(in.offsets) + column, static_cast<int>(step)};
 }
 
-// Threads take at least this many multiplications, some 20 µs of work.
-constexpr std::int64_t kGrain = 1 << 18;
+// Nanoseconds of work that a range shall have at least: several times what it takes to wake a thread.
+constexpr std::int64_t kWorthAThread = 12'000;
+
+// About how long `rows` rows take through one panel: reading it, or multiplying.
+std::int64_t panel_nanoseconds(const Job& job, std::int64_t rows) {
+  return job.panel_stride / 20 + rows * job.weight.inputs * 16 / 64 + 1;
+}
 
 template <WeightFormat format>
 void run(const ExpertsCall& call, std::int64_t y_stride) {
   const Matrix& weight = call.first;
   const std::int64_t rows = call.starts[call.experts], panels = panels_of(weight.outputs);
   if (rows == 0 || panels == 0) return;
-  Job job{weight, unit_count(format, weight.inputs), scale_count(format, weight.inputs), nullptr, nullptr, nullptr,
-          call.y, y_stride, panel_bytes(format, weight.inputs)};
+  Job job{};
+  job.weight = weight;
+  job.units = unit_count(format, weight.inputs);
+  job.scales = scale_count(format, weight.inputs);
+  job.y = call.y;
+  job.y_stride = y_stride;
+  job.panel_stride = panel_bytes(format, weight.inputs);
   const auto group_of = [&](std::int64_t expert) {
     const std::int64_t first = call.starts[expert];
     return Group{weight.panels + expert * panels * job.panel_stride, first, call.starts[expert + 1] - first};
@@ -214,7 +228,8 @@ void run(const ExpertsCall& call, std::int64_t y_stride) {
     float* scales = scratch_of<float>(kScales, 2 * rows * job.scales);
     job.packed_scales = scales;
     job.offsets = reinterpret_cast<const std::int32_t*>(scales + rows * job.scales);
-    parallel_for(rows, kGrain / (8 * (weight.inputs + 1)) + 1, [&](std::int64_t begin, std::int64_t end, int) {
+    const std::int64_t row_grain = kWorthAThread / (weight.inputs + 1) + 1;
+    parallel_for(rows, row_grain, [&](std::int64_t begin, std::int64_t end, int) {
       std::int64_t expert = 0;
       for (std::int64_t row = begin; row < end; ++row) {
         while (call.starts[expert + 1] <= row) ++expert;
@@ -228,8 +243,8 @@ void run(const ExpertsCall& call, std::int64_t y_stride) {
   // Items are the panels of the experts that have rows, one after another.
   std::int64_t active = 0;
   for (std::int64_t e = 0; e < call.experts; ++e) active += call.starts[e + 1] > call.starts[e];
-  const std::int64_t work = 16 * (weight.inputs + 1) * (rows / active + 1) / 2;
-  parallel_for(active * panels, kGrain / work + 1, [&](std::int64_t begin, std::int64_t end, int) {
+  const std::int64_t grain = kWorthAThread / panel_nanoseconds(job, rows / active) + 1;
+  parallel_for(active * panels, grain, [&](std::int64_t begin, std::int64_t end, int) {
     std::int64_t first = 0;  // item of the expert's first panel
     for (std::int64_t e = 0; e < call.experts && first < end; ++e) {
       const Group group = group_of(e);

@@ -1,16 +1,16 @@
 // Activations as linear layers read them: units of 32 bits, rows side by side.
 //
-// A unit is one float, two int16 or four int8 inputs, whichever the weights' format works with. Rows are dealt
-// out to blocks of at most kMaxRows; in a block of r rows, unit u of row m is at [u][m], so that a kernel walks
-// one stream for all of them.
+// A unit is one float, two int16 or four int8 inputs, whichever the weights' format works with. Rows are
+// dealt out to blocks of at most kMaxRows; in a block of r rows, unit u of row m is at [u][m], so that a
+// kernel walks one stream for all of them.
 //
 // Formulas, per row for int16 and per block of the weights' for int8, with A the largest |x| there:
 //
 //   int16   scale = A / 2047, q = nearest(x * (2047 / A))    12 bits and a sign
 //   int8    scale = A / 127,  q = nearest(x * (127 / A))
 //
-// They depend on the row alone. Where A is not finite the scale is NaN, so that the outputs are: a fault shows.
-// Where A < 2^-100 all q and the scale are 0.
+// They depend on the row alone. Where A is not finite the scale is NaN, so that the outputs are: a fault
+// shows. Where A < 2^-100 all q and the scale are 0.
 #pragma once
 
 #include "../panels.hpp"
@@ -39,8 +39,8 @@ constexpr std::int64_t scale_count(WeightFormat format, std::int64_t inputs) {
 
 // Where the parts of one row go; consecutive units, scales and offsets are `step` apart.
 //
-// `offset` is what a block of quads adds beside Σ q_weight * q: -8 Σ q as int32 for weights stored with 8 added,
-// and scale * Σ q as float, the factor of the minimum, for q4_1.
+// `offset` is what a block of quads adds beside Σ q_weight * q: -8 Σ q as int32 for weights stored with 8
+// added, and scale * Σ q as float, the factor of the minimum, for q4_1.
 struct RowTarget {
   std::int32_t* units;
   float* scales;
@@ -95,7 +95,7 @@ inline void pack_pairs(const float* x, std::int64_t inputs, RowTarget target) {
   }
 }
 
-// `stored` counts the inputs of the last block in full; what q8_0 has beyond the row's end is 0.
+// Inputs that fill the last block are 0.
 inline void pad_units(std::int64_t from, std::int64_t to, RowTarget target) {
   for (std::int64_t u = from; u < to; ++u) target.units[u * target.step] = 0;
 }
@@ -119,7 +119,8 @@ inline void pack_quads(const float* x, std::int64_t inputs, RowTarget target) {
       narrow(reinterpret_cast<std::int8_t*>(units) + 16 * i, q);
       sum = sum + q;
     }
-    scatter(units, kBlock / 4, {target.units + b * (kBlock / 4) * target.step, nullptr, nullptr, target.step});
+    scatter(units, kBlock / 4,
+            {target.units + b * (kBlock / 4) * target.step, nullptr, nullptr, target.step});
     target.scales[b * target.step] = by.scale;
     const std::int32_t total = reduce_add(sum);
     std::int32_t offset = -8 * total;
@@ -134,7 +135,8 @@ inline void pack_quads(const float* x, std::int64_t inputs, RowTarget target) {
 template <WeightFormat format>
 inline void pack_row(const float* x, std::int64_t inputs, RowTarget target) {
   if constexpr (units_of(format) == Units::floats) {
-    for (std::int64_t k = 0; k < inputs; ++k) std::memcpy(&target.units[k * target.step], &x[k], sizeof(float));
+    for (std::int64_t k = 0; k < inputs; ++k)
+      std::memcpy(&target.units[k * target.step], &x[k], sizeof(float));
   } else if constexpr (units_of(format) == Units::pairs) {
     pack_pairs(x, inputs, target);
     pad_units((inputs + 1) / 2, unit_count(format, inputs), target);

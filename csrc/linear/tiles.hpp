@@ -1,14 +1,14 @@
 // The inner loops of linear layers: R rows times P panels, sums in registers.
 //
-// Every output is one chain over k, in order: fused multiply-adds for floats; for integers exact sums, which are
-// turned into floats at the same k in every tile. So an output's bits depend neither on R and P, nor on how rows
-// and panels are dealt out to tiles and threads.
+// Every output is one chain over k, in order: fused multiply-adds for floats; for integers exact sums, which
+// are turned into floats at the same k in every tile. So an output's bits depend neither on R and P, nor on
+// how rows and panels are dealt out to tiles and threads.
 #pragma once
 
 #include <type_traits>
 
-#include "activations.hpp"
 #include "../simd/dot.hpp"
+#include "activations.hpp"
 
 namespace plait::PLAIT_ISA {
 
@@ -16,7 +16,7 @@ namespace plait::PLAIT_ISA {
 inline constexpr int kSums = kRegisters / kRegs >= 32 ? 24 : kRegisters / kRegs >= 8 ? 6 : 2;
 inline constexpr int kMaxRows = kSums >= 24 ? kSums / 2 : kSums;
 
-// Panels that a tile of `rows` rows takes at once. One row needs several: a chain alone would wait for itself.
+// Panels that a tile of `rows` rows takes at once. One row needs several: one chain would wait for itself.
 constexpr int panels_at_once(int rows) { return 4 * rows <= kSums ? 4 : 2 * rows <= kSums ? 2 : 1; }
 
 // While rows are few, memory is what holds things up: weights are fetched this many bytes ahead.
@@ -59,7 +59,7 @@ struct TileOutput {
   }
 };
 
-// Stands in for an output of R rows by fewer than 16 P columns: as wide as the tile wants it, and copied back.
+// Stands in for an output of R rows by fewer than 16 P columns: as wide as the tile wants, and copied back.
 template <int R, int P>
 class Ragged {
  public:
@@ -110,8 +110,8 @@ struct Panels {
   [[gnu::always_inline]] const T* at(int p, std::int64_t byte) const {
     return reinterpret_cast<const T*>(start[p] + byte);
   }
-  // Fetches what will be read kAhead bytes after `byte`: near a panel's end, the start of the one P further on,
-  // which the next tile begins with.
+  // Fetches what will be read kAhead bytes after `byte`: near a panel's end, the start of the one P further
+  // on, which the next tile begins with.
   [[gnu::always_inline]] void fetch(std::int64_t byte) const {
     const std::int64_t ahead = byte + kAhead < stride ? byte + kAhead : byte + kAhead + (P - 1) * stride;
 #pragma GCC unroll 4
@@ -155,10 +155,11 @@ template <class T, int R, int P>
   for (; k < inputs; ++k) step(k);
 }
 
-// Inputs from k = 0 of these pointers on. Sums so far are read from the output when `resume` is set; the output has
-// a bias for the last stretch of k alone.
+// Inputs from k = 0 of these pointers on. Sums so far are read from the output when `resume` is set; the
+// output has a bias for the last stretch of k alone.
 template <class T, int R, int P>
-inline void float_tile(const Panels<P>& panels, std::int64_t inputs, TileInput in, TileOutput out, bool resume) {
+inline void float_tile(const Panels<P>& panels, std::int64_t inputs, TileInput in, TileOutput out,
+                       bool resume) {
   f32x16 sums[R][P];
   if (resume) {
     out.get(sums);
@@ -171,8 +172,8 @@ inline void float_tile(const Panels<P>& panels, std::int64_t inputs, TileInput i
 
 // -- integers -----------------------------------------------------------------------------------------------
 
-// int8 weights times 12-bit inputs, one scale an output and one a row. 2,047 * 127 * 8,192 is just below 2^31: sums
-// become floats every 8,192 inputs.
+// int8 weights times 12-bit inputs, one scale an output and one a row. 2,047 * 127 * 8,192 is just below
+// 2^31: sums become floats every 8,192 inputs.
 inline constexpr std::int64_t kFlush = 8192;
 
 template <int R, int P>
@@ -263,7 +264,8 @@ inline void nibble_tile(const Panels<P>& panels, std::int64_t inputs, TileInput 
 #pragma GCC unroll 16
     for (int r = 0; r < R; ++r) {
 #pragma GCC unroll 4
-      for (int p = 0; p < P; ++p) sums[r][p] = splat(format == WeightFormat::q4_1 ? 0 : in.offsets[b * R + r]);
+      for (int p = 0; p < P; ++p)
+        sums[r][p] = splat(format == WeightFormat::q4_1 ? 0 : in.offsets[b * R + r]);
     }
     if constexpr (R <= kFewRows) {
       panels.fetch_next(scales + 32 * b);
@@ -297,7 +299,8 @@ inline void nibble_tile(const Panels<P>& panels, std::int64_t inputs, TileInput 
     for (int p = 0; p < P; ++p) {
       const f32x16 scale = load(panels.template at<Scale>(p, scales + 32 * b));
       f32x16 minimum = zero();
-      if constexpr (format == WeightFormat::q4_1) minimum = load(panels.template at<f16>(p, minimums + 32 * b));
+      if constexpr (format == WeightFormat::q4_1)
+        minimum = load(panels.template at<f16>(p, minimums + 32 * b));
 #pragma GCC unroll 16
       for (int r = 0; r < R; ++r) {
         const f32x16 both = scale * splat(in.scales[b * R + r]);

@@ -20,7 +20,9 @@ struct i32x16 {
   i32reg r[2];
 };
 
-[[gnu::always_inline]] inline f32reg reg_fma(f32reg a, f32reg b, f32reg c) { return _mm256_fmadd_ps(a, b, c); }
+[[gnu::always_inline]] inline f32reg reg_fma(f32reg a, f32reg b, f32reg c) {
+  return _mm256_fmadd_ps(a, b, c);
+}
 [[gnu::always_inline]] inline f32reg reg_sqrt(f32reg a) { return _mm256_sqrt_ps(a); }
 [[gnu::always_inline]] inline f32reg reg_max(f32reg a, f32reg b) { return _mm256_max_ps(a, b); }
 [[gnu::always_inline]] inline f32reg reg_min(f32reg a, f32reg b) { return _mm256_min_ps(a, b); }
@@ -44,15 +46,15 @@ struct i32x16 {
 // The low 16 bits of each lane.
 [[gnu::always_inline]] inline void narrow(std::uint16_t* p, i32x16 a) {
   const __m256i low = _mm256_set1_epi32(0xffff);
-  const __m256i both = _mm256_packus_epi32(_mm256_and_si256((__m256i)a.r[0], low),
-                                           _mm256_and_si256((__m256i)a.r[1], low));
+  const __m256i both =
+      _mm256_packus_epi32(_mm256_and_si256((__m256i)a.r[0], low), _mm256_and_si256((__m256i)a.r[1], low));
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm256_permute4x64_epi64(both, 0b11011000));
 }
 // The low 8 bits of each lane.
 [[gnu::always_inline]] inline void narrow(std::int8_t* p, i32x16 a) {
   const __m256i low = _mm256_set1_epi32(0xff);
-  const __m256i both = _mm256_packus_epi32(_mm256_and_si256((__m256i)a.r[0], low),
-                                           _mm256_and_si256((__m256i)a.r[1], low));
+  const __m256i both =
+      _mm256_packus_epi32(_mm256_and_si256((__m256i)a.r[0], low), _mm256_and_si256((__m256i)a.r[1], low));
   const __m256i words = _mm256_permute4x64_epi64(both, 0b11011000);
   const __m128i bytes = _mm_packus_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));
   _mm_storeu_si128(reinterpret_cast<__m128i*>(p), bytes);

@@ -20,7 +20,9 @@ struct i32x16 {
   i32reg r[1];
 };
 
-[[gnu::always_inline]] inline f32reg reg_fma(f32reg a, f32reg b, f32reg c) { return _mm512_fmadd_ps(a, b, c); }
+[[gnu::always_inline]] inline f32reg reg_fma(f32reg a, f32reg b, f32reg c) {
+  return _mm512_fmadd_ps(a, b, c);
+}
 [[gnu::always_inline]] inline f32reg reg_sqrt(f32reg a) { return _mm512_sqrt_ps(a); }
 [[gnu::always_inline]] inline f32reg reg_max(f32reg a, f32reg b) { return _mm512_max_ps(a, b); }
 [[gnu::always_inline]] inline f32reg reg_min(f32reg a, f32reg b) { return _mm512_min_ps(a, b); }

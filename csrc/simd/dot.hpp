@@ -16,8 +16,8 @@ namespace plait::PLAIT_ISA {
 // half and input j + 4 in its high half.
 //   Nibbles load_nibbles(const uint8*);  Partial add(Partial, Nibbles, int32 low, int32 high)
 //   i32x16 total(Partial)
-// A Partial starts as Partial{} and takes four Nibbles at most: where it is made of int16, each Nibbles adds up
-// to 2 x 15 x 127 x 2 = 7,620, and 4 x 7,620 = 30,480 still fits.
+// A Partial starts as Partial{} and takes four Nibbles at most: where it is made of int16, each Nibbles adds
+// up to 2 x 15 x 127 x 2 = 7,620, and 4 x 7,620 = 30,480 still fits.
 
 #if defined(PLAIT_PORTABLE)
 
@@ -50,7 +50,8 @@ using Partial = i32x16;
   }
   return out;
 }
-[[gnu::always_inline]] inline Partial add(Partial sum, const Nibbles& nibbles, std::int32_t low, std::int32_t high) {
+[[gnu::always_inline]] inline Partial add(Partial sum, const Nibbles& nibbles, std::int32_t low,
+                                          std::int32_t high) {
   std::int8_t x[8];
   std::memcpy(x, &low, 4);
   std::memcpy(x + 4, &high, 4);

@@ -1,4 +1,4 @@
-// Sixteen lanes in four 128-bit vectors of the compiler's own, for any processor. Slow: it exists to be right.
+// Sixteen lanes in four 128-bit vectors of the compiler's own, for any processor: right before quick.
 #pragma once
 
 #include <cstdint>
@@ -22,7 +22,7 @@ struct i32x16 {
 // a * b + c rounded once, without the instruction for it. The product of two floats is exact in double, but
 // its sum with c is rounded to double and would be rounded again to float. Rounding the first time *to odd*
 // (when inexact, to the neighbour whose last bit is 1) makes the second rounding right (Boldo and Melquiond,
-// "Emulation of a FMA and correctly rounded sums", 2008). Not inlined: unrolled kernels would take minutes to compile.
+// "Emulation of a FMA and correctly rounded sums", 2008). Not inlined: it would take minutes to compile.
 [[gnu::noinline]] inline f32reg reg_fma(f32reg a, f32reg b, f32reg c) {
   using f64x2 [[gnu::vector_size(16)]] = double;
   using i64x2 [[gnu::vector_size(16)]] = std::int64_t;

@@ -54,7 +54,8 @@ class CpuBackend(LinearOps, MixerOps):
         return f"instruction set {isa()}"
 
     def set_threads(self, count: int) -> None:
-        torch.set_num_threads(count)
+        # What is left to torch is small; a second set of threads would only take the processor from ours.
+        torch.set_num_threads(1)
         native.set_threads(count)
 
 

@@ -24,7 +24,6 @@ own row alone, so a row's result depends on nothing but the row::
 
 from __future__ import annotations
 
-import mmap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -45,8 +44,6 @@ BYTES = {"int8": 1.0, "int4": 0.53125}
 
 BLOCKS = ("q8_0", "q4_0", "q4_1")
 """Formats of files that are kept as they are."""
-
-_HUGE_PAGE = 1 << 21
 
 
 class Matrix:
@@ -192,11 +189,5 @@ def _fill(panels: torch.Tensor, format: str, data: torch.Tensor, inputs: int) ->
 
 
 def _allocate(size: int) -> torch.Tensor:
-    """uint8 [size], aligned to 64 bytes; large ones on huge pages, which cost fewer look-ups of addresses."""
-    if size < 2 * _HUGE_PAGE or not hasattr(mmap, "MADV_HUGEPAGE"):
-        return torch.empty(max(size, 1), dtype=torch.uint8)[:size]
-    mapping = mmap.mmap(-1, size + _HUGE_PAGE)
-    mapping.madvise(mmap.MADV_HUGEPAGE)
-    whole = torch.frombuffer(mapping, dtype=torch.uint8)
-    start = -whole.data_ptr() % _HUGE_PAGE
-    return whole[start : start + size]
+    """uint8 [size]; torch aligns it to 64 bytes."""
+    return torch.empty(size, dtype=torch.uint8)
