@@ -28,7 +28,7 @@ class IntegrityError(AssertionError):
 class Unit:
     """A page or a state unit in somebody's hands."""
 
-    __slots__ = ("cached", "index", "kind", "lent", "refs")
+    __slots__ = ("cached", "copied", "index", "kind", "lent", "pins", "refs")
 
     def __init__(self, kind: Kind, index: int) -> None:
         self.kind = kind
@@ -39,6 +39,10 @@ class Unit:
         """the prefix index holds it"""
         self.lent = False
         """an outside actor holds it; it must not move"""
+        self.pins = 0
+        """outside actors that read or write it for its owners; while there are any it must not move"""
+        self.copied = 0
+        """the last step that fills it by a copy; its content is not there before that is over"""
 
     def __repr__(self) -> str:
         return f"{self.kind.name.lower()} {self.index} (refs {self.refs}, cached {self.cached})"
@@ -130,7 +134,7 @@ class ArenaBook:
         """Take a unit back. ``fence`` is the last launched step that may still touch it."""
         if self.units[unit.kind].get(unit.index) is not unit:
             raise IntegrityError(f"{unit} is given back but was not handed out (a double free)")
-        if unit.refs or unit.cached or unit.lent:
+        if unit.refs or unit.cached or unit.lent or unit.pins:
             raise IntegrityError(f"{unit} is given back while it is held")
         del self.units[unit.kind][unit.index]
         self._give_index(unit.kind, unit.index, fence)
@@ -181,7 +185,7 @@ class ArenaBook:
                 size = self.per_slab[kind]
                 held = [self.units[kind].get(i) for i in range(slab * size, (slab + 1) * size)]
                 residents = [unit for unit in held if unit is not None]
-                if any(unit.lent for unit in residents):
+                if any(unit.lent or unit.pins for unit in residents):
                     continue
                 return [self._move(unit, slab, fence) for unit in residents]
         return None
@@ -191,6 +195,7 @@ class ArenaBook:
         assert slab is not None
         source = unit.index
         unit.index = self._take_index(slab, unit.kind)
+        unit.copied = fence  # the step that carries the copy is the last to touch the source
         del self.units[unit.kind][source]
         self.units[unit.kind][unit.index] = unit
         self._give_index(unit.kind, source, fence)
@@ -208,8 +213,7 @@ class ArenaBook:
             self.free_in[slab].remove(index)
             self.free_in[slab].append(index)  # the next one taken
             unit = self._take_from(slab, kind)
-            unit.lent = True
-            self.num_lent += 1
+            self.begin_loan(unit)
             return unit
         return None
 
@@ -227,8 +231,17 @@ class ArenaBook:
                 self._open(kind)
                 yield slab, self.free_in[slab][-1]
 
+    def quiet_after(self, unit: Unit) -> int:
+        """The last step that may touch the unit's bytes for an earlier owner, or by a copy into it."""
+        return max(unit.copied, *(self.fence_of[page] for page in self._pages_under(unit.kind, unit.index)))
+
     def _is_over(self, kind: Kind, index: int) -> bool:
         return all(self.fence_of[page] <= self.completed for page in self._pages_under(kind, index))
+
+    def begin_loan(self, unit: Unit) -> None:
+        """A unit that was handed out changes into the hands of an outside actor."""
+        unit.lent = True
+        self.num_lent += 1
 
     def end_loan(self, unit: Unit) -> None:
         """The outside actor is done with the unit (its memory is known to be quiet)."""
@@ -293,8 +306,8 @@ class ArenaBook:
                     raise IntegrityError(f"{unit} is filed under {kind.name} {index}")
                 if not (unit.refs or unit.cached or unit.lent):
                     raise IntegrityError(f"{unit} is held by nobody (a leak)")
-                if unit.refs < 0:
-                    raise IntegrityError(f"{unit} has negative references")
+                if unit.refs < 0 or unit.pins < 0:
+                    raise IntegrityError(f"{unit} has negative references, or pins")
         lent = sum(unit.lent for kind in Kind for unit in self.units[kind].values())
         if lent != self.num_lent:
             raise IntegrityError(f"{self.num_lent} units lent by count, {lent} found")

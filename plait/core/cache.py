@@ -72,6 +72,7 @@ class Cache:
         self._clock = 0
         self._referenced = [0, 0]
         self._lent = [0, 0]
+        self._quarantined = [0, 0]
 
     # -- entering ---------------------------------------------------------------------------
 
@@ -79,7 +80,7 @@ class Cache:
         """What is known of the request's tokens, leaving at least one to compute."""
         if not (self.enabled and request.reads_cache):
             return Match([], 0)
-        pages = (request.num_tokens - 1) // self.geometry.page_size
+        pages = min(request.num_tokens - 1, request.goal) // self.geometry.page_size
         self.index.extend_keys(request.page_keys, request.tokens, request.cache_salt, pages)
         root = self.index.seed(request.cache_salt) if self.index.leaves else b""
         return self.index.match(request.page_keys, request.tokens, pages, root)
@@ -119,16 +120,23 @@ class Cache:
         request.pages = pages
         request.nodes = nodes
         request.num_computed_tokens = request.num_committed_tokens = match.position(size)
-        request.marks = {}
-        if self.enabled and self.geometry.has_state:
-            request.marks = self.policy.marks(
-                request.num_prompt_tokens,
-                found=match.position(size),
-                known=len(match.nodes) * size,
-                tail=request.tail,
-                boundaries=request.boundaries,
-            )
+        request.marks = self.marks(request, known=len(match.nodes) * size)
         return True
+
+    def marks(self, request: Request, known: int) -> dict[int, SnapshotKind]:
+        """Positions beyond the cursor of a request that enters at which snapshots are wanted.
+
+        ``known``: tokens whose pages are cached.
+        """
+        if not (self.enabled and self.geometry.has_state):
+            return {}
+        return self.policy.marks(
+            request.num_prompt_tokens,
+            found=request.num_computed_tokens,
+            known=known,
+            tail=request.tail,
+            boundaries=request.boundaries,
+        )
 
     def _restore(self, nodes: Sequence[Node], leaf: Leaf | None) -> list[Unit] | None:
         """A slot with the state to go on from, and with a leaf a copy of its page. None without memory."""
@@ -144,7 +152,9 @@ class Cache:
         complete = len(own) == (2 if leaf else 1)
         if complete:
             pairs = zip(sources, own, strict=False)  # without a snapshot there is nothing to copy
-            self.copies += [Copy(source.kind, source.index, unit.index) for source, unit in pairs]
+            for source, unit in pairs:
+                self.copies.append(Copy(source.kind, source.index, unit.index))
+                unit.copied = self.launched + 1
         else:
             for unit in own:
                 self._drop_unit(unit)
@@ -360,6 +370,57 @@ class Cache:
         self._lent[unit.kind] -= 1
         self.book.give(unit, self.fence)
 
+    def receive(self, request: Request, known: Sequence[Node]) -> list[Unit] | None:
+        """Take over known pages, and memory for the rest of a prompt that comes from outside, slot included.
+
+        Returns:
+            The units to be written, pinned: the slot, if the model has one, then the pages behind ``known``
+            in order. None (and no change) without memory.
+        """
+        for node in known:
+            self._hold(node.page)
+        near = known[-1].page if known else None
+        count = self.geometry.pages_for(request.num_tokens) - len(known)
+        taken: list[Unit] = []
+        for kind in [Kind.STATE] * self.geometry.has_state + [Kind.PAGE] * count:
+            unit = self._take(kind, near if kind is Kind.PAGE else None)
+            if unit is None:
+                self.return_pinned(taken)
+                for node in reversed(known):
+                    self._drop_page(node.page, node)
+                return None
+            unit.pins = 1  # at once: room for the next unit may be made by moving units
+            near = unit if kind is Kind.PAGE else near
+            taken.append(unit)
+        request.slot = taken[0] if self.geometry.has_state else None
+        request.pages = [*(node.page for node in known), *taken[self.geometry.has_state :]]
+        request.nodes = list(known)
+        self._clock += 1
+        for node in known:
+            node.used, node.age = self._clock, self.queue.age
+        return taken
+
+    def return_pinned(self, units: Iterable[Unit]) -> None:
+        """Give back units of ``receive`` that nobody writes to (any more)."""
+        for unit in units:
+            unit.pins = 0
+            self._drop_unit(unit)
+
+    def quarantine(self, units: Iterable[Unit]) -> None:
+        """Set units of ``receive`` aside that may be written to though nobody waits for it any more."""
+        for unit in units:
+            unit.pins = 0
+            self._drop_ref(unit)
+            self.book.begin_loan(unit)
+            self._lent[unit.kind] += 1
+            self._quarantined[unit.kind] += 1
+
+    def end_quarantine(self, units: Iterable[Unit]) -> None:
+        """The outside actor is known to be done with them."""
+        for unit in units:
+            self._quarantined[unit.kind] -= 1
+            self.end_loan(unit)
+
     # -- memory -----------------------------------------------------------------------------
 
     @property
@@ -369,8 +430,11 @@ class Cache:
 
     @property
     def memory_is_coming(self) -> bool:
-        """Memory is held by an export in flight or an outside actor and will return."""
-        return bool(self.num_pending or self._lent[Kind.PAGE] or self._lent[Kind.STATE])
+        """Memory is held by an export in flight or an outside actor and will return.
+
+        What is quarantined will return too, but nobody can say when.
+        """
+        return bool(self.num_pending) or sum(self._lent) > sum(self._quarantined)
 
     def available_pages(self, more_states: int = 0) -> int:
         """Pages that are free or evictable once ``more_states`` further slots were handed out."""
@@ -538,7 +602,7 @@ class Cache:
     def _check_request(self, request: Request) -> None:
         if not 0 <= request.num_committed_tokens <= request.num_computed_tokens <= request.num_tokens:
             raise IntegrityError(f"request {request.id}: the cursor is out of range")
-        if request.status is not Status.RUNNING:
+        if request.status in (Status.WAITING, Status.FINISHED):
             if request.pages or request.slot is not None or request.nodes:
                 raise IntegrityError(f"request {request.id} holds memory without running")
             return

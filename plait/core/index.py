@@ -105,6 +105,10 @@ class PrefixIndex:
         text = f"{len(self.numerics_id)}:{self.numerics_id}{salt}"
         return hashlib.blake2b(text.encode(), digest_size=16).digest()
 
+    def digest(self, tokens: Sequence[int], salt: str) -> bytes:
+        """Names a sequence of tokens, the salt and everything that changes bits."""
+        return hashlib.blake2b(self.seed(salt) + pack(tokens), digest_size=16).digest()
+
     def extend_keys(self, keys: list[bytes], tokens: Sequence[int], salt: str, pages: int) -> None:
         """Extend the hash chain ``keys`` of ``tokens`` to ``pages`` full pages."""
         size = self.page_size

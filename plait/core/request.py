@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from plait.core.arena import Unit
 from plait.core.index import Node
+from plait.core.orders import Source
 from plait.core.plan import TokenLogprobs
 from plait.core.sampling_params import SamplingParams
 from plait.core.snapshots import SnapshotKind
@@ -15,6 +16,12 @@ from plait.core.snapshots import SnapshotKind
 class Status(enum.Enum):
     WAITING = "waiting"
     RUNNING = "running"
+    RECEIVING = "receiving"
+    """its prompt comes from another engine; it holds the memory that is being filled"""
+    LANDED = "landed"
+    """its prompt has come; it holds its memory and waits for its turn to run"""
+    LEASED = "leased"
+    """its prompt was computed here; another engine may read its memory"""
     FINISHED = "finished"
 
 
@@ -52,6 +59,10 @@ class Request:
     boundaries: tuple[int, ...] = ()
     """further positions of the prompt that are likely to be shared"""
     arrival: int = 0
+    leave_at: int | None = None
+    """where its cursor stops and another engine goes on; None: it is answered here"""
+    source: Source | None = None
+    """another engine that has computed its prompt; None: nobody has, or it is not asked any more"""
 
     status: Status = Status.WAITING
     num_computed_tokens: int = 0
@@ -83,9 +94,14 @@ class Request:
         return len(self.tokens) - self.num_prompt_tokens
 
     @property
+    def goal(self) -> int:
+        """Known tokens that are to be computed here."""
+        return len(self.tokens) if self.leave_at is None else self.leave_at
+
+    @property
     def num_behind(self) -> int:
-        """Known tokens that are not computed yet. 0: a sampled token is still on its way."""
-        return len(self.tokens) - self.num_computed_tokens
+        """Tokens that are not computed yet. 0: a sampled token is still on its way."""
+        return self.goal - self.num_computed_tokens
 
     @property
     def is_level(self) -> bool:

@@ -13,6 +13,9 @@ from dataclasses import dataclass, field
 
 from plait.core.arena import IntegrityError
 from plait.core.cache import Cache
+from plait.core.handover import HandOver
+from plait.core.index import Match
+from plait.core.orders import Offer
 from plait.core.pace import Pace, pairs
 from plait.core.plan import Admission, Chunk, ChunkResult, Export, StepPlan, StepResult, TokenLogprobs
 from plait.core.request import PendingExport, Request, Status
@@ -120,6 +123,8 @@ class Progress:
     finish_reason: str | None = None
     stop_reason: int | None = None
     num_cached_tokens: int = 0
+    offer: Offer | None = None
+    """the prompt is computed and another engine may go on from here"""
 
 
 @dataclass(slots=True)
@@ -144,8 +149,15 @@ class Scheduler:
     still being sampled is passed over until then.
     """
 
-    def __init__(self, cache: Cache, config: SchedulerConfig, pace: Pace | None = None) -> None:
+    def __init__(
+        self,
+        cache: Cache,
+        config: SchedulerConfig,
+        pace: Pace | None = None,
+        handover: HandOver | None = None,
+    ) -> None:
         self.cache = cache
+        self.handover = handover
         self.config = config
         self.pace = pace or Pace()
         self.grid = cache.geometry.state_grid
@@ -163,11 +175,15 @@ class Scheduler:
         self.requests: dict[str, Request] = {}
         self.waiting: list[Request] = []
         self.running: list[Request] = []
+        self.landed: list[Request] = []
+        """requests whose prompt came from another engine; they hold memory and go before all that wait"""
         self.in_flight: deque[tuple[StepPlan, list[Planned]]] = deque()
         self.counters = SchedulerCounters()
         self._arrivals = 0
         self._last_turn = (0, 0)
         self._ended: list[str] = []
+        self._handed_over: list[Progress] = []
+        self._failed: dict[str, str] = {}
 
     # -- coming and going -------------------------------------------------------------------
 
@@ -177,11 +193,23 @@ class Scheduler:
         Raises:
             Refused: it could never fit; the message has the arithmetic.
         """
-        self._refuse_if_hopeless(request)
+        try:
+            self._refuse_if_hopeless(request)
+        except Refused:
+            if request.source is not None and self.handover is not None:
+                self.handover.refuse(request.source)
+            raise
         self._arrivals += 1
         request.arrival = self._arrivals
         self.requests[request.id] = request
+        if request.source is not None:
+            assert self.handover is not None
+            self.handover.expect(request)
         bisect.insort(self.waiting, request, key=self._order)
+
+    def leave_at(self, num_prompt_tokens: int) -> int:
+        """Where a prefiller stops: the last position at which a chunk may end and that leaves a token."""
+        return (num_prompt_tokens - 1) // self.grid * self.grid
 
     def _order(self, request: Request) -> tuple[int, int]:
         return (request.priority if self.config.priorities else 0, request.arrival)
@@ -209,15 +237,22 @@ class Scheduler:
         """Forget a request, whatever it is doing. False if it is not here (any more)."""
         request = self.requests.get(request_id)
         if request is None:
-            return False
+            return self.handover is not None and self.handover.withdraw(request_id)
         self._finish(request, "abort")
         return True
 
     def _finish(self, request: Request, reason: str) -> None:
-        queue = self.running if request.status is Status.RUNNING else self.waiting
-        queue.remove(request)
+        if request.status is Status.RECEIVING:
+            assert self.handover is not None
+            self.handover.drop(request)
+        else:
+            queues = {Status.RUNNING: self.running, Status.LANDED: self.landed}
+            queues.get(request.status, self.waiting).remove(request)
         if request.status is Status.RUNNING:
             self._ended.append(request.id)
+        if request.source is not None:
+            assert self.handover is not None
+            self.handover.forgo(request)
         if reason == "abort":
             self.cache.release(request)
         else:
@@ -228,12 +263,16 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
-        return bool(self.waiting or self.running)
+        if self.waiting or self.running or self.landed:
+            return True
+        return self.handover is not None and self.handover.waits_for_steps and bool(self.cache.copies)
 
     # -- planning ---------------------------------------------------------------------------
 
     def schedule(self) -> StepPlan | None:
         """The next step, or None when nothing can be computed now."""
+        if self.handover is not None:
+            self._take_arrivals(self.handover)
         draft = Draft(self.cache.launched + 1, self.config.max_num_batched_tokens)
         self._plan_running(draft)
         if not draft.preempted:
@@ -261,7 +300,7 @@ class Scheduler:
     def _take_turns(self, level: list[Request], draft: Draft) -> set[Request]:
         """Level requests that step now. One grid unit is kept for prompts, so that they are not stalled."""
         room = draft.budget
-        if self.waiting or len(level) < len(self.running):
+        if self.waiting or self.landed or len(level) < len(self.running):
             room -= self.grid
         if len(level) <= room:
             return set(level)
@@ -288,7 +327,7 @@ class Scheduler:
 
     def _chunk(self, draft: Draft, request: Request, start: int) -> int:
         """Tokens of a prompt (or of a resumed answer) to compute from ``start`` in this step; 0: none fit."""
-        behind = request.num_tokens - start
+        behind = request.goal - start
         if not self.config.chunked_prefill:
             return behind if behind <= draft.left else 0
         count = min(behind, draft.left)
@@ -310,7 +349,7 @@ class Scheduler:
             if self.cache.memory_is_coming:
                 self._unplan(draft, request)
                 return
-            victim = self.running[-1]
+            victim = max((*self.running[-1:], *self.landed[-1:]), key=self._order)
             self._unplan(draft, victim)
             self._preempt(victim)
             draft.preempted = True
@@ -327,30 +366,46 @@ class Scheduler:
 
     def _preempt(self, request: Request) -> None:
         """Back to the queue. It keeps its answer so far and resumes from the last snapshot."""
-        self.running.remove(request)
+        if request.status is Status.LANDED:
+            self.landed.remove(request)  # its prompt is not kept elsewhere any more: it is computed here
+            request.num_cached_tokens = None
+        else:
+            self.running.remove(request)
+            self._ended.append(request.id)
         self.cache.release(request)
         request.status = Status.WAITING
         request.num_computed_tokens = request.num_committed_tokens = 0
         request.num_preemptions += 1
         request.prompt_logprobs.clear()
-        self._ended.append(request.id)
         self.counters.preemptions += 1
         bisect.insort(self.waiting, request, key=self._order)
 
     def _plan_waiting(self, draft: Draft) -> None:
         """Admit waiting requests in order while budget, ``max_num_seqs`` and memory allow.
 
-        One that follows a leader is passed over; one that waits for memory holds up all behind it.
+        One that follows a leader is passed over; one that waits for memory holds up all behind it. One whose
+        prompt lies elsewhere needs no more than memory to begin, and then stands in nobody's way.
         """
+        self._plan_landed(draft)
         followers = 0
         while followers < len(self.waiting) and followers < MOST_FOLLOWERS:
+            request = self.waiting[followers]
+            if request.source is not None:
+                if self._holds_enough():
+                    followers += 1
+                elif not self._receive(request):
+                    return
+                continue
             if len(self.running) >= self.config.max_num_seqs or draft.left < 1:
                 return
-            request = self.waiting[followers]
             match = self.cache.match(request)
             start = match.position(self.cache.geometry.page_size)
             if self._follows(draft, request, start):
                 followers += 1
+                continue
+            if request.leave_at is not None and start >= request.leave_at:
+                if not self._leave_at_once(request, match):
+                    return
                 continue
             count = self._chunk(draft, request, start)
             if count < 1 or not self._fits(self.cache.pages_wanted(request, match)):
@@ -362,13 +417,17 @@ class Scheduler:
                 request.num_computed_tokens = request.num_committed_tokens = 0
                 return
             self.waiting.pop(followers)
-            request.status = Status.RUNNING
-            request.epoch += 1
-            bisect.insort(self.running, request, key=self._order)
-            self._count_admission(request)
             self.cache.count_hit(request)
-            draft.admitted.append(request)
-            draft.add(request, count)
+            self._enter(draft, request, count)
+
+    def _enter(self, draft: Draft, request: Request, count: int) -> None:
+        """The request runs, from this step on."""
+        request.status = Status.RUNNING
+        request.epoch += 1
+        bisect.insort(self.running, request, key=self._order)
+        self._count_admission(request)
+        draft.admitted.append(request)
+        draft.add(request, count)
 
     def _follows(self, draft: Draft, request: Request, found: int) -> bool:
         """Whether another request computes more of its prefix in this very step: then it waits for that.
@@ -395,14 +454,116 @@ class Scheduler:
         """
         size = self.cache.geometry.pages_for
         behind = sum(max(0, size(r.num_tokens) - len(r.pages)) for r in self.running)
-        spare = len(self.running)
+        spare = len(self.running) + self._num_received
         return pages_wanted + behind + spare <= self.cache.available_pages(more_states=1)
 
     def _count_admission(self, request: Request) -> None:
-        if request.num_cached_tokens is None:
-            request.num_cached_tokens = request.num_computed_tokens
+        if request.epoch <= 1:
+            if request.num_cached_tokens is None:
+                request.num_cached_tokens = request.num_computed_tokens
             self.counters.prompt_tokens += request.num_prompt_tokens
-            self.counters.cached_tokens += request.num_computed_tokens
+            self.counters.cached_tokens += request.num_cached_tokens
+
+    # -- hand-over --------------------------------------------------------------------------
+
+    @property
+    def _num_received(self) -> int:
+        return 0 if self.handover is None else len(self.handover.receiving) + len(self.landed)
+
+    def _holds_enough(self) -> bool:
+        """As many prompts are here, or on their way, as may run at once: further ones stay where they are."""
+        return self._num_received >= self.config.max_num_seqs
+
+    def _receive(self, request: Request) -> bool:
+        """Give memory to a request whose prompt lies elsewhere. False: it waits for memory."""
+        assert self.handover is not None
+        match = self.cache.match(request)
+        known = self.handover.needs(request, match)
+        if known is None:
+            self.handover.counters.forgone += 1
+            self.handover.forgo(request)
+            return True
+        shared = sum(1 for node in known if node.page.refs)
+        wanted = self.cache.geometry.pages_for(request.num_tokens) - shared
+        if not self._fits(wanted) or not self.handover.begin(request, known):
+            return False
+        self.waiting.remove(request)
+        return True
+
+    def _take_arrivals(self, handover: HandOver) -> None:
+        """Prompts that have come, and those that will not."""
+        landed, failed = handover.poll()
+        for request in landed:
+            bisect.insort(self.landed, request, key=self._order)
+        for request, reason in failed.items():
+            request.status = Status.WAITING
+            bisect.insort(self.waiting, request, key=self._order)
+            if not handover.config.recompute:
+                self._failed[request.id] = reason
+                self._finish(request, "error")
+
+    def _plan_landed(self, draft: Draft) -> None:
+        """Prompts that came from elsewhere go on here, in order."""
+        while self.landed and len(self.running) < self.config.max_num_seqs:
+            request = self.landed[0]
+            count = self._chunk(draft, request, request.num_computed_tokens)
+            if count < 1:
+                return
+            request.marks = self.cache.marks(request, known=request.num_computed_tokens)
+            self.landed.pop(0)
+            self._enter(draft, request, count)
+
+    def _leave(self, request: Request) -> None:
+        """A prompt is computed as far as it goes here; its memory stays for another engine."""
+        assert self.handover is not None
+        self.running.remove(request)
+        self._ended.append(request.id)
+        self._forget_leaving(request)
+        self.handover.leave(request)
+
+    def _leave_at_once(self, request: Request, match: Match) -> bool:
+        """The cache holds all of a prompt that is to be computed here. False: it waits for memory."""
+        assert self.handover is not None
+        if request.leave_at and not (
+            self._fits(self.cache.pages_wanted(request, match)) and self.cache.admit(request, match)
+        ):
+            return False
+        self.waiting.remove(request)
+        self._count_admission(request)
+        self._forget_leaving(request)
+        if request.leave_at:
+            self.cache.count_hit(request)
+            self.handover.leave(request)
+        else:
+            request.status = Status.FINISHED
+            self._tell_offer(request, Offer("", 0, b"", (), None, 0.0))
+        return True
+
+    def _forget_leaving(self, request: Request) -> None:
+        del self.requests[request.id]
+        self.counters.finished["length"] = self.counters.finished.get("length", 0) + 1
+
+    def _tell_offer(self, request: Request, offer: Offer) -> None:
+        self._handed_over.append(
+            Progress(
+                request.id,
+                finish_reason="length",
+                num_cached_tokens=request.num_cached_tokens or 0,
+                offer=offer,
+            )
+        )
+
+    def drain(self) -> tuple[list[Progress], dict[str, str]]:
+        """What hand-over has done since the last call: prompts that may be fetched elsewhere, and requests
+        that failed, with the reason. To be called after every ``schedule`` and ``update``."""
+        if self.handover is not None:
+            for request, offer in self.handover.settled():
+                self._tell_offer(request, offer)
+        progress, self._handed_over = self._handed_over, []
+        failed, self._failed = self._failed, {}
+        return progress, failed
+
+    # -- freezing ---------------------------------------------------------------------------
 
     def _launch(self, draft: Draft) -> StepPlan:
         """Freeze the draft. Indices of units are read only here, after all moves."""
@@ -471,6 +632,8 @@ class Scheduler:
             request.num_committed_tokens = part.end
             self.cache.commit(request, part.exports)
             request.prompt_logprobs += chunk.prompt_logprobs
+            if part.end == request.leave_at:
+                self._leave(request)
             if part.sample:
                 progress.append(self._take_tokens(request, chunk))
         return progress
@@ -515,16 +678,25 @@ class Scheduler:
         Raises:
             IntegrityError: one is broken.
         """
-        for queue, status in ((self.running, Status.RUNNING), (self.waiting, Status.WAITING)):
+        queues = (
+            (self.running, Status.RUNNING), (self.landed, Status.LANDED), (self.waiting, Status.WAITING),
+        )  # fmt: skip
+        for queue, status in queues:
             if any(request.status is not status for request in queue):
                 raise IntegrityError(f"a request that is not {status.value} stands in that queue")
             if queue != sorted(queue, key=self._order):
                 raise IntegrityError(f"the queue of {status.value} requests is out of order")
-        if {r.id for r in (*self.running, *self.waiting)} != set(self.requests):
+        handover = self.handover
+        received = [] if handover is None else [r.request for r in handover.receiving.values()]
+        if {r.id for r in (*self.running, *self.landed, *self.waiting, *received)} != set(self.requests):
             raise IntegrityError("a request stands in no queue, or in two")
         if len(self.running) > self.config.max_num_seqs:
             raise IntegrityError(f"{len(self.running)} requests run")
-        self.cache.check(self.requests.values(), self._pending_exports())
+        leased: list[Request] = []
+        if handover is not None:
+            handover.check()
+            leased += handover.holders()
+        self.cache.check([*self.requests.values(), *leased], self._pending_exports())
 
     def _pending_exports(self) -> Iterator[PendingExport]:
         for _, parts in self.in_flight:

@@ -1,0 +1,165 @@
+"""Hand-over under symbolic memory: two engines, a link with a will of its own, each read checked.
+
+The second half plants races on purpose: each must be caught, or the test proves nothing.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from symbolic import Corruption
+from symbolic_pair import Job, Link, Pair
+
+from plait.core.arena import IntegrityError
+from plait.core.cache import Cache
+from plait.core.handover import HandOver, HandOverConfig
+from plait.core.orders import Arrived
+from plait.core.plan import Copy, Kind
+
+STEPS = 20_000
+PAIRS = 50
+
+
+def test_no_hand_over_corrupts_memory():
+    """Delays, broken and silent links, late writes, lost leases, cancels, short memory; books recounted."""
+    totals: Counter[str] = Counter()
+    seen: set[str] = set()
+    for seed in range(PAIRS):
+        pair = Pair(seed, depth=1 + seed % 3, check_every=3)
+        pair.run(STEPS // PAIRS)
+        totals["steps"] += pair.steps
+        for end in (pair.prefiller, pair.decoder):
+            counters = end.handover.counters
+            totals.update(received=counters.received, failed=counters.failed, forgone=counters.forgone)
+            totals.update(counters.returned)
+            totals["moved"] += end.cache.counters.units_moved
+        totals["preempted on the decoder"] += pair.decoder.scheduler.counters.preemptions
+        seen |= pair.seen
+    assert totals["steps"] >= STEPS
+    # The pairs are worth something only if all of this happens in them.
+    assert totals["received"] > 600
+    assert totals["failed"] > 100
+    assert min(totals[why] for why in ("released", "expired", "lost", "withdrawn", "forgone")) >= 1
+    assert min(totals["moved"], totals["preempted on the decoder"]) > 20
+    assert {"partly known", "all fetched", "landed in a queue"} <= seen
+
+
+def test_failing_by_policy():
+    """With ``recompute=False`` a request whose prompt did not arrive fails, and gives its memory back."""
+    failed = 0
+    for seed in range(10):
+        pair = Pair(seed, policy=HandOverConfig(fetch_seconds=25, recompute=False))
+        pair.run(300)
+        assert pair.failed == pair.decoder.scheduler.counters.finished.get("error", 0)
+        failed += pair.failed
+    assert failed > 20
+
+
+# -- planted races ------------------------------------------------------------------------------
+
+
+class EagerHandOver(HandOver):
+    """Hands memory to a fetch while steps in flight may still touch it."""
+
+    def _start(self):
+        for reception in self.receiving.values():
+            reception.quiet_after = 0
+        super()._start()
+
+
+class InitialisingCache(Cache):
+    """Fills the slot with the state it knows, at the head of the next plan: that may run when the data of the
+    fetch has arrived already."""
+
+    def receive(self, request, known):
+        units = super().receive(request, known)
+        snapshots = [node.snapshot for node in known if node.snapshot is not None]
+        if units and snapshots:
+            self.copies.append(Copy(Kind.STATE, snapshots[-1].index, request.slot.index))
+        return units
+
+
+class ZeroingCache(Cache):
+    """Initialises the last page, from whatever page there is, in the same way."""
+
+    def receive(self, request, known):
+        units = super().receive(request, known)
+        if units and known:
+            self.copies.append(Copy(Kind.PAGE, known[0].page.index, request.pages[len(known)].index))
+        return units
+
+
+class ForgetfulCache(Cache):
+    """Uses the memory of a fetch that timed out at once."""
+
+    def quarantine(self, units):
+        self.return_pinned(units)
+
+    def end_quarantine(self, units):
+        pass
+
+
+class GenerousHandOver(HandOver):
+    """Gives the memory of a prompt back as soon as it is offered."""
+
+    def settled(self):
+        offers = super().settled()
+        for request, _ in offers:
+            self._pin(request, -1)
+            self.cache.release(request)
+        return offers
+
+    def _end_lease(self, request, reason):
+        pass
+
+
+class HastyHandOver(HandOver):
+    """Offers a prompt while copies into its units are in flight."""
+
+    def settled(self):
+        for request in self.settling:
+            for unit in (*request.pages, *([request.slot] if request.slot else [])):
+                unit.copied = 0
+        return super().settled()
+
+
+class LooseHandOver(HandOver):
+    """Lets units move that another engine reads."""
+
+    @staticmethod
+    def _pin(request, by):
+        pass
+
+
+class TrustingLink(Link):
+    """Takes what it read for good without asking whether the lease still stood."""
+
+    def end(self, job: Job, report):
+        super().end(job, Arrived(job.order.fetch_id) if job.offer is not None else report)
+
+
+RACES = {
+    "slot-given-before-the-fence": {"make_handover": EagerHandOver, "depth": 3},
+    "state-initialised-after-arrival": {"make_cache": InitialisingCache, "depth": 3},
+    "page-initialised-after-arrival": {"make_cache": ZeroingCache, "depth": 3},
+    "quarantined-page-reused": {"make_cache": ForgetfulCache},
+    "lease-not-kept": {"make_handover": GenerousHandOver},
+    "offered-before-copies-are-over": {"make_handover": HastyHandOver, "depth": 3},
+    "leased-unit-moves": {"make_handover": LooseHandOver},
+    "lease-not-verified": {"make_link": TrustingLink},
+}
+
+
+@pytest.mark.parametrize("race", RACES)
+def test_planted_race_is_caught(race):
+    """By a read that finds what it should not, without the integrity check's help."""
+    for seed in range(60):
+        pair = Pair(seed, check_every=0, cancel_rate=0.05, **RACES[race])
+        try:
+            pair.run(400)
+        except Corruption:
+            return
+        except (IntegrityError, AssertionError, KeyError, AttributeError):
+            continue  # noticed in another way; the intended one must come too
+    pytest.fail("the race was never noticed")
