@@ -1,0 +1,1 @@
+"""Connectors: they move prompts between the arenas of engines. ``base`` has the interface."""
