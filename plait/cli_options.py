@@ -50,8 +50,8 @@ def _engine_parameters() -> dict[str, inspect.Parameter]:
         members = typing.get_args(kind) if isinstance(kind, types.UnionType) else (kind,)
         if bool in members:
             flag = f"{flag}/--no-{flag[2:]}"
-        if str in members and int in members:
-            kind = str | None  # a number with a unit, or without
+        if str in members and (int in members or dict[str, Any] in members):
+            kind = str | None  # a number with a unit, or without; an object as JSON
         option = typer.Option(
             flag,
             help=field.metadata["help"],

@@ -60,6 +60,9 @@ class EngineArgs:
     skip_tokenizer_init: bool = _setting(False, "Token ids in, token ids out: load no tokenizer.")
     chat_template: str | None = _setting(None, "A jinja file or the template itself; the model's by default.")
     trust_remote_code: bool = _setting(False, "Run code that comes with the model.")
+    kv_transfer_config: dict[str, Any] | str | None = _setting(  # noqa: RUF009
+        None, 'Hand-over between engines, as JSON such as {"kv_connector": "LoopbackConnector"}.'
+    )
     tensor_parallel_size: int = _setting(1, "Processes that share the model by heads.")
     download_dir: str | None = _setting(None, "Where downloaded models are kept.")
 
@@ -75,7 +78,7 @@ def check_types(args: EngineArgs) -> None:
         if isinstance(value, PathLike):
             value = fspath(value)
             setattr(args, spec.name, value)
-        kinds = {kind.strip() for kind in str(spec.type).split("|")}
+        kinds = {kind.strip().partition("[")[0] for kind in str(spec.type).split("|")}
         given = "None" if value is None else type(value).__name__
         if given not in kinds and not (given == "int" and "float" in kinds):
             raise ConfigError(f"{spec.name}={value!r}: it takes {' or '.join(sorted(kinds))}, not {given}")

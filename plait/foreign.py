@@ -83,7 +83,6 @@ FOREIGN: dict[str, Foreign] = {
     "enable_expert_parallel": Foreign("experts are not spread over ranks", takes_value=False, accepts=_OFF),
     "enable_lora": Foreign("adapters are not served; merge them into the weights", False, _OFF),
     "speculative_config": Foreign("speculative decoding is not available", accepts=_OFF),
-    "kv_transfer_config": Foreign("transfer between engines is not available", accepts=_OFF),
     "hf_overrides": Foreign("edit the model's config.json instead", accepts=(*_OFF, "{}")),
     "override_generation_config": Foreign("set sampling parameters in the request", accepts=(*_OFF, "{}")),
     "reasoning_parser": Foreign("reasoning is not separated from the answer", accepts=_OFF),

@@ -40,7 +40,7 @@ def make_core(folder: Path, *, slabs: int | None = None, **settings) -> EngineCo
     if slabs is None:
         slabs = geometry.slabs_for(20_000) + 40
     worker = load_worker(resolved)
-    worker.allocate(slabs * geometry.slab_bytes)
+    worker.allocate(slabs * geometry.slab_bytes, shared=resolved.transfer is not None)
     assert worker.geometry is not None
     longest = min(resolved.max_model_len, worker.geometry.longest_request())
     budget = resolved.max_num_batched_tokens or 2048

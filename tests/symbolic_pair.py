@@ -210,8 +210,12 @@ class Pair:
         offer = progress.offer
         assert offer is not None
         assert not progress.tokens
-        if self.rng.random() < 0.03:
-            return  # the client has gone in between: the lease must end by itself
+        if (
+            self.rng.random() < 0.03
+        ):  # the client has gone; if nobody tells the engine, the lease ends by itself
+            if self.rng.random() < 0.5 and offer.lease_id:
+                assert self.prefiller.scheduler.cancel(progress.request_id)
+            return
         source = Source("prefiller", "here", 1, offer.lease_id, offer.num_tokens)
         twin = type(request)(
             id=f"d{request.id}", tokens=list(prompt), num_prompt_tokens=len(prompt), params=request.params,

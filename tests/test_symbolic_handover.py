@@ -17,17 +17,17 @@ from plait.core.handover import HandOver, HandOverConfig
 from plait.core.orders import Arrived
 from plait.core.plan import Copy, Kind
 
-STEPS = 20_000
-PAIRS = 50
 
-
-def test_no_hand_over_corrupts_memory():
+@pytest.mark.parametrize(
+    ("pairs", "steps"), [(30, 12_000), pytest.param(300, 300_000, marks=pytest.mark.slow)]
+)
+def test_no_hand_over_corrupts_memory(pairs, steps):
     """Delays, broken and silent links, late writes, lost leases, cancels, short memory; books recounted."""
     totals: Counter[str] = Counter()
     seen: set[str] = set()
-    for seed in range(PAIRS):
+    for seed in range(pairs):
         pair = Pair(seed, depth=1 + seed % 3, check_every=3)
-        pair.run(STEPS // PAIRS)
+        pair.run(steps // pairs)
         totals["steps"] += pair.steps
         for end in (pair.prefiller, pair.decoder):
             counters = end.handover.counters
@@ -36,24 +36,24 @@ def test_no_hand_over_corrupts_memory():
             totals["moved"] += end.cache.counters.units_moved
         totals["preempted on the decoder"] += pair.decoder.scheduler.counters.preemptions
         seen |= pair.seen
-    assert totals["steps"] >= STEPS
+    assert totals["steps"] >= steps
     # The pairs are worth something only if all of this happens in them.
-    assert totals["received"] > 600
-    assert totals["failed"] > 100
+    assert totals["received"] > 400
+    assert totals["failed"] > 60
     assert min(totals[why] for why in ("released", "expired", "lost", "withdrawn", "forgone")) >= 1
-    assert min(totals["moved"], totals["preempted on the decoder"]) > 20
+    assert min(totals["moved"], totals["preempted on the decoder"]) > 5
     assert {"partly known", "all fetched", "landed in a queue"} <= seen
 
 
 def test_failing_by_policy():
     """With ``recompute=False`` a request whose prompt did not arrive fails, and gives its memory back."""
     failed = 0
-    for seed in range(10):
+    for seed in range(6):
         pair = Pair(seed, policy=HandOverConfig(fetch_seconds=25, recompute=False))
         pair.run(300)
         assert pair.failed == pair.decoder.scheduler.counters.finished.get("error", 0)
         failed += pair.failed
-    assert failed > 20
+    assert failed > 10
 
 
 # -- planted races ------------------------------------------------------------------------------
@@ -62,10 +62,10 @@ def test_failing_by_policy():
 class EagerHandOver(HandOver):
     """Hands memory to a fetch while steps in flight may still touch it."""
 
-    def _start(self):
+    def start(self):
         for reception in self.receiving.values():
             reception.quiet_after = 0
-        super()._start()
+        super().start()
 
 
 class InitialisingCache(Cache):

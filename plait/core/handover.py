@@ -225,7 +225,7 @@ class HandOver:
         self._give_up(reception, over=False)
 
     def poll(self) -> tuple[list[Request], dict[Request, str]]:
-        """Take in what the mover reports, start fetches whose memory is quiet, and keep deadlines.
+        """Take in what the mover reports, and keep deadlines.
 
         Returns:
             Requests whose prompt has arrived, and those whose fetch has failed, with the reason. Both have
@@ -251,7 +251,6 @@ class HandOver:
                         failed[reception.request] = reason
                     else:
                         self._end_quarantine(fetch_id)
-        self._start()
         now = self._clock()
         for reception in [r for r in self.receiving.values() if r.deadline <= now]:
             self._give_up(reception, over=False)
@@ -259,7 +258,7 @@ class HandOver:
         self.counters.failed += len(failed)
         return landed, failed
 
-    def _start(self) -> None:
+    def start(self) -> None:
         """Hand the memory of receptions to the mover, once no step in flight may touch it."""
         for reception in self.receiving.values():
             if not reception.started and reception.quiet_after <= self.cache.book.completed:

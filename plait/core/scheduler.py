@@ -554,9 +554,13 @@ class Scheduler:
         )
 
     def drain(self) -> tuple[list[Progress], dict[str, str]]:
-        """What hand-over has done since the last call: prompts that may be fetched elsewhere, and requests
-        that failed, with the reason. To be called after every ``schedule`` and ``update``."""
+        """Go on with hand-overs as far as steps that are over allow; after every ``schedule`` and ``update``.
+
+        Returns:
+            Progress of prompts that may be fetched elsewhere, and requests that failed, with the reason.
+        """
         if self.handover is not None:
+            self.handover.start()
             for request, offer in self.handover.settled():
                 self._tell_offer(request, offer)
         progress, self._handed_over = self._handed_over, []

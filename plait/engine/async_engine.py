@@ -180,8 +180,12 @@ class AsyncEngine:
         request_id: str | None = None,
         priority: int = 0,
         cache_salt: str | None = None,
+        kv_transfer_params: dict[str, Any] | None = None,
     ) -> AsyncGenerator[CompletionDelta, None]:
         """The answers, delta by delta. Closing the generator ends the request and frees its memory.
+
+        ``kv_transfer_params``: ``{"do_remote_decode": True}`` computes the prompt for another engine; what
+        comes back with the last delta has that one go on from it.
 
         Raises:
             RequestRefused: it cannot be served as asked.
@@ -189,9 +193,10 @@ class AsyncEngine:
             EngineDeadError: the engine process has ended.
         """
         tokenized = self._accept(prompt, params, priority)
+        params = _prefill_alone(params, kv_transfer_params)
         # Closing this generator must close the inner one now, not when it is collected.
         async with aclosing(
-            self._stream(tokenized, params, request_id, priority, cache_salt or "")
+            self._stream(tokenized, params, request_id, priority, cache_salt or "", kv_transfer_params)
         ) as deltas:
             async for delta in deltas:
                 yield delta
@@ -204,9 +209,11 @@ class AsyncEngine:
         request_id: str | None = None,
         priority: int = 0,
         cache_salt: str | None = None,
+        kv_transfer_params: dict[str, Any] | None = None,
     ) -> RequestOutput:
         """The whole answers. Raises as ``stream``."""
         tokenized = self._accept(prompt, params, priority)
+        params = _prefill_alone(params, kv_transfer_params)
         request_id = request_id or _new_id()
         started = time.monotonic()
         output = RequestOutput(
@@ -218,7 +225,7 @@ class AsyncEngine:
         )
         texts: list[list[str]] = [[] for _ in range(params.n)]
         async with aclosing(
-            self._stream(tokenized, params, request_id, priority, cache_salt or "")
+            self._stream(tokenized, params, request_id, priority, cache_salt or "", kv_transfer_params)
         ) as deltas:
             async for delta in deltas:
                 if output.metrics.first_token is None and delta.token_ids:
@@ -242,7 +249,13 @@ class AsyncEngine:
             self._client.abort(ids)
 
     async def _stream(
-        self, tokenized: Tokenized, params: SamplingParams, request_id: str | None, priority: int, salt: str
+        self,
+        tokenized: Tokenized,
+        params: SamplingParams,
+        request_id: str | None,
+        priority: int,
+        salt: str,
+        transfer: dict[str, Any] | None,
     ) -> AsyncGenerator[CompletionDelta, None]:
         self._client.check()
         request_id = request_id or _new_id()
@@ -265,7 +278,7 @@ class AsyncEngine:
             for index, child in enumerate(ids):
                 add = m.Add(
                     child, tokenized.tokens, wire, derive_seed(seed, index), max_tokens, priority, salt,
-                    tokenized.boundaries.tail, tokenized.boundaries.marked,
+                    tokenized.boundaries.tail, tokenized.boundaries.marked, transfer,
                 )  # fmt: skip
                 await self._client.add(add, queue)
             running = set(ids)
@@ -346,6 +359,7 @@ class _Answer:
             stop_reason=stop,
             num_cached_tokens=output.num_cached_tokens,
             prompt_logprobs=prompt_logprobs,
+            kv_transfer_params=output.kv_transfer_params,
         )
 
     def _push(self, output: m.Output) -> Piece:
@@ -377,9 +391,18 @@ def _gather(output: RequestOutput, delta: CompletionDelta) -> None:
         completion.cumulative_logprob = (completion.cumulative_logprob or 0.0) + sum(chosen)
     if delta.finish_reason is not None:
         completion.finish_reason, completion.stop_reason = delta.finish_reason, delta.stop_reason
+    if delta.kv_transfer_params is not None:
+        output.kv_transfer_params = delta.kv_transfer_params
     if delta.prompt_logprobs is not None:
         output.prompt_logprobs = delta.prompt_logprobs
     output.num_cached_tokens = max(output.num_cached_tokens, delta.num_cached_tokens)
+
+
+def _prefill_alone(params: SamplingParams, transfer: dict[str, Any] | None) -> SamplingParams:
+    """What sampling comes to where the answer is another engine's: one request that samples nothing."""
+    if not (transfer or {}).get("do_remote_decode"):
+        return params
+    return replace(params, n=1, max_tokens=1, min_tokens=0, logprobs=None, prompt_logprobs=None)
 
 
 def _new_id() -> str:

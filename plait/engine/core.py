@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from plait.core.cache import Cache
+from plait.core.handover import HandOver
 from plait.core.pace import Pace
 from plait.core.plan import StepPlan, StepResult
 from plait.core.request import Request
 from plait.core.sampling_params import SamplingParams
 from plait.core.scheduler import Progress, Scheduler, SchedulerConfig
 from plait.core.snapshots import SnapshotPolicy
+from plait.engine.fingerprint import weights_fingerprint
 from plait.engine.memory import memory_bytes
-from plait.engine.resolve import Resolved
+from plait.engine.resolve import Decision, Resolved
 from plait.engine.sharing import finish
 from plait.engine.stats import EngineStats
+from plait.transfer.base import Ask, Connector
+from plait.transfer.connect import make_connector
+from plait.transfer.spans import ArenaMap
 from plait.worker.runner import BadLogits
 from plait.worker.worker import Worker
 
@@ -23,6 +29,8 @@ NOT_FINITE = (
     "the model's logits are not finite; its weights may be damaged, or overflow in their dtype: try "
     "dtype float32"
 )
+BLOCKED_SECONDS = 0.02
+"""Longest sleep while requests wait for memory that other engines hold."""
 ALL_BARRED = "min_tokens bars every token that could come; ask for fewer stop_token_ids, or min_tokens=0"
 
 
@@ -35,6 +43,8 @@ class StepOutcome:
     """requests that ended without a usable result, and why"""
     refused: dict[str, str] = field(default_factory=dict)
     """requests that turned out to ask for the impossible, and why"""
+    idle: bool = False
+    """nothing could be computed"""
 
 
 class EngineCore:
@@ -67,8 +77,30 @@ class EngineCore:
             priorities=args.scheduling_policy == "priority",
         )
         target = args.target_itl_ms
-        self.scheduler = Scheduler(cache, config, Pace(None if target is None else target / 1000))
+        pace = Pace(None if target is None else target / 1000)
+        self.connector = self._connect(resolved)
+        handover = None
+        if self.connector is not None:
+            handover = HandOver(cache, self.connector.worker, self.connector.handover)
+        self.scheduler = Scheduler(cache, config, pace, handover)
         self._step_seconds = 0.0
+
+    def _connect(self, resolved: Resolved) -> Connector | None:
+        """The way to other engines, if one was asked for."""
+        if resolved.transfer is None:
+            return None
+        arena = self.worker.arena
+        connector = make_connector(
+            resolved.transfer,
+            identity=f"{resolved.numerics_id}; model {weights_fingerprint(resolved)}",
+            arena=arena.data,
+            descriptor=arena.descriptor,
+            arena_map=ArenaMap.of(resolved.layout, arena.geometry),
+        )
+        host, port = connector.worker.address
+        found = Decision("peers", f"{host}:{port}", f"engine {connector.engine_id} listens there")
+        self.resolved = replace(resolved, decisions=(*resolved.decisions, found))
+        return connector
 
     @classmethod
     def start(cls, resolved: Resolved, worker: Worker) -> EngineCore:
@@ -89,12 +121,19 @@ class EngineCore:
         cache_salt: str = "",
         tail: int | None = None,
         boundaries: tuple[int, ...] = (),
+        kv_transfer_params: dict[str, Any] | None = None,
     ) -> None:
         """Queue a request.
 
+        ``kv_transfer_params``: whether its prompt is computed for another engine, or was by another.
+
         Raises:
             Refused: it could never fit; the message has the arithmetic.
+            ValueError: ``kv_transfer_params`` that cannot be served.
         """
+        ask = self._read(kv_transfer_params, len(tokens))
+        if ask.leaves:
+            params, max_tokens = replace(params, prompt_logprobs=None), 1
         ends = set(params.stop_token_ids or ())
         if not params.ignore_eos:
             ends.update(self.resolved.generation.eos_token_ids)
@@ -111,8 +150,27 @@ class EngineCore:
                 cache_salt=cache_salt,
                 tail=tail,
                 boundaries=boundaries,
+                leave_at=self.scheduler.leave_at(len(tokens)) if ask.leaves and tokens else None,
+                source=ask.source,
             )
         )
+
+    def _read(self, params: dict[str, Any] | None, num_prompt_tokens: int) -> Ask:
+        if params is None:
+            return Ask()
+        if self.connector is None:
+            raise ValueError(
+                "kv_transfer_params: this engine exchanges memory with no other; start it with "
+                "--kv-transfer-config"
+            )
+        return self.connector.scheduler.read(params, num_prompt_tokens)
+
+    def reply(self, progress: Progress) -> dict[str, Any] | None:
+        """``kv_transfer_params`` of the answer to a request that was computed for another engine."""
+        if progress.offer is None:
+            return None
+        assert self.connector is not None
+        return self.connector.scheduler.write(progress.offer)
 
     def cancel(self, request_id: str) -> bool:
         return self.scheduler.cancel(request_id)
@@ -126,15 +184,20 @@ class EngineCore:
     def step(self) -> StepOutcome:
         """Plan and run one step."""
         plan = self.scheduler.schedule()
-        if plan is None:
-            return StepOutcome()
-        outcome = StepOutcome()
+        outcome = StepOutcome(idle=plan is None)
+        if plan is not None:
+            self._run(plan, outcome)
+        progress, failed = self.scheduler.drain()
+        outcome.progress += progress
+        outcome.failed |= failed
+        return outcome
+
+    def _run(self, plan: StepPlan, outcome: StepOutcome) -> None:
         started = time.perf_counter()
         result = self._execute(plan, outcome)
         seconds = time.perf_counter() - started
         self._step_seconds += seconds
         outcome.progress = self.scheduler.update(plan, result, seconds)
-        return outcome
 
     def _execute(self, plan: StepPlan, outcome: StepOutcome) -> StepResult:
         try:
@@ -145,6 +208,23 @@ class EngineCore:
             for request_id in (*fault.request_ids, *fault.barred):
                 self.scheduler.cancel(request_id)
             return fault.result
+
+    def patience(self, longest: float) -> float:
+        """Seconds, up to ``longest``, that one may wait for messages after a step that computed nothing.
+
+        What other engines do ends the wait early: ``wake_descriptor`` becomes readable.
+        """
+        handover = self.scheduler.handover
+        if self.scheduler.has_work:
+            busy = handover is not None and any(handover.usage().values())
+            return min(longest, BLOCKED_SECONDS) if busy else 0.0
+        due = None if handover is None else handover.next_deadline
+        return longest if due is None else min(longest, max(0.0, due - time.monotonic()))
+
+    @property
+    def wake_descriptor(self) -> int | None:
+        """Readable when another engine has done something; None: there is none to wait for."""
+        return None if self.connector is None else self.connector.worker.fileno()
 
     def reset_prefix_cache(self) -> None:
         self.scheduler.cache.reset_prefixes()
@@ -157,7 +237,6 @@ class EngineCore:
         return EngineStats(
             running=len(scheduler.running),
             waiting=len(scheduler.waiting),
-            **cache.usage(),
             arena_bytes=cache.geometry.num_slabs * cache.geometry.slab_bytes,
             weight_bytes=self.worker.weight_bytes,
             memory_bytes=memory_bytes(),
@@ -175,7 +254,27 @@ class EngineCore:
             pages_evicted_total=kept.pages_evicted,
             units_moved_total=kept.units_moved,
             exports_skipped_total=kept.exports_skipped,
+            **self._counts(),
         )
 
+    def _counts(self) -> dict[str, Any]:
+        """Units by state, and what hand-over has done."""
+        handover, usage = self.scheduler.handover, self.scheduler.cache.usage()
+        if handover is None:
+            return {**usage}
+        counters = handover.counters
+        return {
+            **usage,
+            **handover.usage(),
+            "leases_total": counters.offered,
+            "leases_ended_total": dict(counters.returned),
+            "prompts_received_total": counters.received,
+            "received_tokens_total": counters.received_tokens,
+            "fetches_failed_total": counters.failed,
+            "fetches_forgone_total": counters.forgone,
+        }
+
     def close(self) -> None:
+        if self.connector is not None:
+            self.connector.worker.close()  # first: until then fetches may write to the arena
         self.worker.close()

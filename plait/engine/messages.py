@@ -33,6 +33,7 @@ class Add(Message):
     cache_salt: str = ""
     tail: int | None = None
     boundaries: tuple[int, ...] = ()
+    kv_transfer_params: dict[str, Any] | None = None
 
 
 class Cancel(Message):
@@ -88,6 +89,7 @@ class Output(msgspec.Struct, array_like=True, frozen=True):
     finish_reason: str | None
     stop_reason: int | None
     num_cached_tokens: int
+    kv_transfer_params: dict[str, Any] | None = None
 
 
 class RequestFailed(Message):

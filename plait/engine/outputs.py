@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 
 class EngineDeadError(RuntimeError):
@@ -43,6 +44,8 @@ class CompletionDelta:
     """prompt tokens that came from the prefix cache"""
     prompt_logprobs: list[dict[int, Logprob] | None] | None = None
     """with the first delta of answer 0, if asked for: None for position 0, then one per prompt token"""
+    kv_transfer_params: dict[str, Any] | None = None
+    """with the last delta of a request that was computed for another engine: to be handed to that"""
 
 
 @dataclass(slots=True)
@@ -76,4 +79,6 @@ class RequestOutput:
     finished: bool
     prompt_logprobs: list[dict[int, Logprob] | None] | None = None
     num_cached_tokens: int = 0
+    kv_transfer_params: dict[str, Any] | None = None
+    """of a request that was computed for another engine: to be handed to that"""
     metrics: RequestMetrics = field(default_factory=RequestMetrics)

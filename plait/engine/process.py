@@ -6,6 +6,7 @@ closes, the parent is gone and the process ends. Everything else goes over a Zer
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 import sys
@@ -26,7 +27,7 @@ from plait.engine import messages as m
 if TYPE_CHECKING:
     from plait.engine.core import EngineCore, StepOutcome
 
-IDLE_MS = 1000
+IDLE_SECONDS = 1.0
 """Longest sleep without work."""
 
 
@@ -90,15 +91,23 @@ class EngineProcess:
 
     def serve(self) -> None:
         assert self.core is not None
+        poller = zmq.Poller()
+        poller.register(self.socket, zmq.POLLIN)
+        if self.core.wake_descriptor is not None:
+            poller.register(self.core.wake_descriptor, zmq.POLLIN)
+        idle = True
         while self.running:
-            self.receive(0 if self.core.has_work else IDLE_MS)
-            if self.running and self.core.has_work:
-                self.deliver(self.core.step())
+            if idle:
+                poller.poll(math.ceil(1000 * self.core.patience(IDLE_SECONDS)))
+            self.receive()
+            if self.running:
+                outcome = self.core.step()
+                self.deliver(outcome)
+                idle = outcome.idle
 
-    def receive(self, timeout_ms: int) -> None:
-        """Handle all messages that are there; wait up to ``timeout_ms`` for a first one."""
-        while self.running and self.socket.poll(timeout_ms):
-            timeout_ms = 0
+    def receive(self) -> None:
+        """Handle all messages that are there."""
+        while self.running and self.socket.poll(0):
             client, body = self.socket.recv_multipart()
             if body:
                 self.handle(client, m.decode_from_client(body))
@@ -121,9 +130,10 @@ class EngineProcess:
                 self.running = False
 
     def add(self, client: bytes, message: m.Add) -> None:
-        assert self.core is not None
+        core = self.core
+        assert core is not None
         try:
-            self.core.add(
+            core.add(
                 message.request_id,
                 message.tokens,
                 m.params_from_wire(message.params),
@@ -133,6 +143,7 @@ class EngineProcess:
                 cache_salt=message.cache_salt,
                 tail=message.tail,
                 boundaries=message.boundaries,
+                kv_transfer_params=message.kv_transfer_params,
             )
         except (Refused, ValueError) as fault:
             self.send(client, m.RequestFailed(message.request_id, str(fault), refused=True))
@@ -141,6 +152,7 @@ class EngineProcess:
 
     def deliver(self, outcome: StepOutcome) -> None:
         """Send each client what the step did for its requests."""
+        assert self.core is not None
         entries: defaultdict[bytes, list[m.Output]] = defaultdict(list)
         for p in outcome.progress:
             over = p.finish_reason is not None
@@ -148,7 +160,7 @@ class EngineProcess:
             entries[owner].append(
                 m.Output(
                     p.request_id, p.tokens, p.logprobs, p.prompt_logprobs,
-                    p.finish_reason, p.stop_reason, p.num_cached_tokens,
+                    p.finish_reason, p.stop_reason, p.num_cached_tokens, self.core.reply(p),
                 )
             )  # fmt: skip
         for client, outputs in entries.items():

@@ -26,6 +26,7 @@ from plait.models.gguf import GgufSource
 from plait.models.hub import resolve_model
 from plait.models.registry import config_from_folder, parse_config
 from plait.models.sources import DummySource, SafetensorsSource, WeightSource
+from plait.transfer.connect import TransferConfig
 from plait.worker.worker import Worker, plan_layout
 
 MOST_THREADS = 1024
@@ -61,6 +62,7 @@ class Resolved:
     max_num_batched_tokens: int = 0
     arena_bytes: int = 0
     decisions: tuple[Decision, ...] = field(default=())
+    transfer: TransferConfig | None = None
 
     @property
     def weight_format(self) -> str:
@@ -100,6 +102,7 @@ def resolve(args: EngineArgs) -> Resolved:
     backend = _backend(args, device)
     dtype, why = _dtype(args, config, device, backend, quantised=path.suffix == ".gguf")
     layout = _layout(args, config, backend, dtype)
+    transfer = _transfer(args, device)
     threads = len(os.sched_getaffinity(0)) if args.cpu_threads is None else args.cpu_threads
     if not 1 <= threads <= MOST_THREADS:
         raise ConfigError(f"cpu_threads={args.cpu_threads}: it must be from 1 to {MOST_THREADS}")
@@ -117,6 +120,10 @@ def resolve(args: EngineArgs) -> Resolved:
         Decision("dtype", dtype_name(dtype), why),
         *_layout_decisions(layout, args),
     ]
+    if transfer is not None:
+        decisions.append(
+            Decision("hand-over", f"{transfer.kv_connector}, {transfer.kv_role}", transfer.describe())
+        )
     resolved = Resolved(
         args=args,
         path=path,
@@ -128,6 +135,7 @@ def resolve(args: EngineArgs) -> Resolved:
         layout=layout,
         threads=threads,
         decisions=tuple(decisions),
+        transfer=transfer,
     )
     return _resolve_lengths(resolved)
 
@@ -198,6 +206,21 @@ def _refuse_unbuilt(args: EngineArgs) -> None:
         raise ConfigError("target_itl_ms needs chunked prefill; leave out one of the two")
     if args.snapshot_interval is not None and args.snapshot_interval < 1:
         raise ConfigError(f"snapshot_interval={args.snapshot_interval}: it must be from 1 up")
+
+
+def _transfer(args: EngineArgs, device: str) -> TransferConfig | None:
+    if not args.kv_transfer_config:
+        return None
+    try:
+        config = TransferConfig.parse(args.kv_transfer_config)
+    except ValueError as fault:
+        raise ConfigError(str(fault)) from fault
+    if device != "cpu" or not hasattr(os, "memfd_create"):
+        raise ConfigError(
+            f"kv_transfer_config: the {config.kv_connector} reads arenas in shared memory, on the CPU under "
+            f"Linux; this one is on {device}; leave it out"
+        )
+    return config
 
 
 def _device(args: EngineArgs) -> str:

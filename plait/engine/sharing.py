@@ -159,7 +159,7 @@ def finish(resolved: Resolved, worker: Worker) -> Resolved:
     plan = share_memory(resolved, memory_bytes())
     geometry, longest = fit(resolved, plan)
     resolved = replace(resolved, max_model_len=longest)
-    worker.allocate(geometry.num_slabs * geometry.slab_bytes)
+    worker.allocate(geometry.num_slabs * geometry.slab_bytes, shared=resolved.transfer is not None)
     budget, why = _budget(resolved, worker)
     decisions = [
         *memory_decisions(resolved, plan, geometry),

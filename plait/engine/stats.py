@@ -46,3 +46,20 @@ class EngineStats:
     pages_evicted_total: int = 0
     units_moved_total: int = 0
     exports_skipped_total: int = 0
+
+    leases: int = 0
+    """prompts that were computed here and are kept for other engines"""
+    pages_leased: int = 0
+    receiving: int = 0
+    """requests whose prompt is on its way from another engine"""
+    pages_quarantined: int = 0
+    """pages of fetches that timed out and are not known to be over; they count as lent"""
+    states_quarantined: int = 0
+    leases_total: int = 0
+    leases_ended_total: dict[str, int] = field(default_factory=dict)
+    """by reason: released, expired, lost (its reader died), withdrawn (its client had gone)"""
+    prompts_received_total: int = 0
+    received_tokens_total: int = 0
+    fetches_failed_total: int = 0
+    fetches_forgone_total: int = 0
+    """requests with a prefilled prompt that needed nothing of it"""

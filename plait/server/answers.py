@@ -93,6 +93,7 @@ class Answer(ABC):
             "request_id": self.id if len(self.prompts) == 1 else f"{self.id}-{prompt}",
             "priority": self.body.priority,
             "cache_salt": self.body.cache_salt,
+            "kv_transfer_params": self.body.kv_transfer_params,
         }
 
     # -- whole answers -------------------------------------------------------------------------------
@@ -118,7 +119,10 @@ class Answer(ABC):
             sum(self.counted(len(o.token_ids)) for r in requests for o in r.outputs),
             sum(r.num_cached_tokens for r in requests),
         )
-        return self.head | {"choices": choices, "usage": totals}
+        body = self.head | {"choices": choices, "usage": totals}
+        if requests[0].kv_transfer_params is not None:
+            body["kv_transfer_params"] = requests[0].kv_transfer_params
+        return body
 
     def counted(self, tokens: int) -> int:
         """Tokens of the answer that the client asked for, of ``tokens`` generated."""

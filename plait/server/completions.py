@@ -25,6 +25,9 @@ async def completions(service: Service, body: CompletionRequest, http: HTTPReque
         if not prompt.token_ids:
             which = "prompt" if len(prompts) == 1 else f"prompt[{i}]"
             raise APIError(400, f"{which} is empty: it must hold at least one token", "prompt")
+    if body.kv_transfer_params is not None and len(prompts) > 1:
+        message = "kv_transfer_params are of one prompt: send the prompts one by one"
+        raise APIError(400, message, "kv_transfer_params")
     return await CompletionAnswer(service, body, prompts, params).respond(http)
 
 

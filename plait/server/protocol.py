@@ -35,7 +35,6 @@ _NOT_SERVED: Neutral = {
     "logits_processors": ([],),
     "return_tokens_as_token_ids": (False,),
     "response_format": ({"type": "text"},),
-    "kv_transfer_params": (),
 }
 _NOT_SERVED_CHAT: Neutral = _NOT_SERVED | {
     "tools": ([],),
@@ -127,6 +126,7 @@ class Request(BaseModel):
     priority: int = Field(0, ge=-(2**63), lt=2**63)
     cache_salt: str | None = None
     return_token_ids: bool = False
+    kv_transfer_params: dict[str, Any] | None = None
 
     # Labels for the client's own records: they ask for nothing.
     user: str | None = None
@@ -155,6 +155,11 @@ class Request(BaseModel):
     def max_new_tokens(self) -> int | None:
         raise NotImplementedError
 
+    @property
+    def prefills_alone(self) -> bool:
+        """The prompt is computed here, for another engine that answers."""
+        return bool((self.kv_transfer_params or {}).get("do_remote_decode"))
+
     def sampling_params(self, defaults: dict[str, Any], **more: Any) -> SamplingParams:
         """The request's sampling parameters over the model's ``defaults``.
 
@@ -163,6 +168,12 @@ class Request(BaseModel):
         """
         values: dict[str, Any] = {name: getattr(self, name) for name in _PASSED_ON}
         values["max_tokens"] = self.max_new_tokens()
+        if self.prefills_alone:
+            values |= {"n": 1, "min_tokens": 0}
+            if self.stream:
+                raise APIError(
+                    400, "do_remote_decode comes with whole answers only: leave out stream", "stream"
+                )
         for name in _DEFAULTED:
             value = getattr(self, name)
             if value is None:

@@ -66,6 +66,14 @@ class TransferConfig:
         times = {name: float(value) for name, value in self.kv_connector_extra_config.items()}
         return HandOverConfig(recompute=self.kv_load_failure_policy == "recompute", **times)
 
+    def describe(self) -> str:
+        """Times and policy, in words."""
+        h = self.handover
+        else_ = "is computed here" if h.recompute else "fails its request"
+        return (
+            f"prompts are kept {h.lease_seconds:g} s; one that does not come in {h.fetch_seconds:g} s {else_}"
+        )
+
     @classmethod
     def parse(cls, given: Mapping[str, Any] | str) -> TransferConfig:
         """From an object, or from its JSON.

@@ -39,8 +39,8 @@ class Host:
                 while True:
                     await writer.drain()
                     self._answer(w.decode_question(await w.read_frame(reader)), writer, held)
-        except (OSError, msgspec.DecodeError):
-            pass  # it has gone, or it is no connector
+        except (OSError, msgspec.DecodeError, asyncio.CancelledError):
+            pass  # it has gone, is no connector, or this engine ends
         finally:
             for lease_id in held:
                 self._end(lease_id, "lost")

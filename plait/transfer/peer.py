@@ -95,6 +95,11 @@ class Peer:
             self._reader.cancel()
         self._end("the connection was given up")
 
+    async def close_now(self) -> None:
+        """Close, and wait until the peer can know."""
+        self.close()
+        await self._writer.wait_closed()
+
     async def _ask(self, number: int, word: w.Question) -> w.Answer:
         if self.gone:
             raise ConnectionError("the connection was closed")

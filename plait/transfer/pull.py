@@ -66,7 +66,7 @@ class PullWorker(WorkerHalf):
         self._peers: dict[tuple[str, int, str], asyncio.Task[Peer]] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
         self._reading: set[asyncio.Task[Any] | None] = set()
-        self._closing = False
+        self._closing = asyncio.Event()
         self._thread = threading.Thread(target=self._run, args=(listener,), name="transfer", daemon=True)
         self._thread.start()
 
@@ -107,7 +107,7 @@ class PullWorker(WorkerHalf):
     def close(self) -> None:
         if not self._thread.is_alive():
             return
-        self._later(self._loop.stop)
+        self._later(self._closing.set)
         self._thread.join()
         self.wire.close()
         for descriptor in (self._readable, self._wake):
@@ -119,21 +119,23 @@ class PullWorker(WorkerHalf):
     # -- the loop's thread ------------------------------------------------------------------
 
     def _run(self, listener: socket.socket) -> None:
-        loop = self._loop
-        asyncio.set_event_loop(loop)
-        server = loop.run_until_complete(asyncio.start_server(self._host.serve, sock=listener))
-        loop.run_forever()
-        server.close()
-        loop.run_until_complete(self._end_tasks())
-        loop.close()
+        asyncio.set_event_loop(self._loop)
+        self._loop.run_until_complete(self._main(listener))
+        self._loop.close()
 
-    async def _end_tasks(self) -> None:
-        """End everything, but wait for reads: the arena must be quiet afterwards."""
-        self._closing = True
+    async def _main(self, listener: socket.socket) -> None:
+        """Listen until the engine closes. Then end everything, but wait for reads: they write to memory."""
+        server = await asyncio.start_server(self._host.serve, sock=listener)
+        await self._closing.wait()
+        server.close()
+        peers = [
+            t.result() for t in self._peers.values() if t.done() and not (t.cancelled() or t.exception())
+        ]
         others = asyncio.all_tasks() - {asyncio.current_task()}
         for task in others - self._reading:
             task.cancel()
         await asyncio.gather(*others, return_exceptions=True)
+        await asyncio.gather(*(peer.close_now() for peer in peers), return_exceptions=True)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = self._loop.create_task(work)
@@ -189,7 +191,7 @@ class PullWorker(WorkerHalf):
                 held = await peer.hold(source.lease_id, order.seconds)
             spans = _spans(self.me.arena, peer.welcome.arena, order, held)
             await self._read(peer, spans, order.fetch_id)
-            if self._closing or order.fetch_id in self._abandoned:
+            if self._closing.is_set() or order.fetch_id in self._abandoned:
                 raise TransferError("nobody waits for it any more")
             async with asyncio.timeout_at(max(ends, self._loop.time() + VERIFY_SECONDS)):
                 await peer.verify(source.lease_id)
@@ -205,7 +207,9 @@ class PullWorker(WorkerHalf):
         task = asyncio.current_task()
         self._reading.add(task)
         try:
-            await self.wire.read(peer.handle, spans, lambda: self._closing or fetch_id in self._abandoned)
+            await self.wire.read(
+                peer.handle, spans, lambda: self._closing.is_set() or fetch_id in self._abandoned
+            )
         finally:
             self._reading.discard(task)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import mmap
+import os
 import sys
 
 import torch
@@ -21,15 +22,21 @@ class Arena:
     Nothing is ever zeroed: what a unit holds before it is written means nothing. On the CPU the memory is
     committed as it is touched, in huge pages where the system gives them.
 
+    Args:
+        shared: put the memory into an anonymous file (CPU, Linux), so that other processes can map it.
+
     Attributes:
         data: uint8 [num_slabs * slab_bytes].
+        descriptor: of that file; None: the memory is private.
 
     Raises:
-        ValueError: ``geometry`` holds no slab.
+        ValueError: ``geometry`` holds no slab, or the system has no such files.
         MemoryError: the system refuses so much address space (CPU); torch raises its own on a GPU.
     """
 
-    def __init__(self, geometry: Geometry, device: torch.device | str = "cpu") -> None:
+    def __init__(
+        self, geometry: Geometry, device: torch.device | str = "cpu", *, shared: bool = False
+    ) -> None:
         self.geometry = geometry
         self.device = torch.device(device)
         size = geometry.num_slabs * geometry.slab_bytes
@@ -38,7 +45,8 @@ class Arena:
                 f"an arena of {geometry.arena_bytes:,} bytes holds no slab of {geometry.slab_bytes:,}; "
                 "give it more memory"
             )
-        self._mapping = _map(size) if self.device.type == "cpu" else None
+        self.descriptor = _open(size, self.device) if shared else None
+        self._mapping = _map(size, self.descriptor) if self.device.type == "cpu" else None
         if self._mapping is None:
             self.data = torch.empty(size, dtype=torch.uint8, device=self.device)
         else:
@@ -64,9 +72,14 @@ class Arena:
         """Give the memory back. Views that others still hold must not be read any more."""
         self.data = torch.empty(0, dtype=torch.uint8)
         if self._mapping is not None:
-            if hasattr(mmap, "MADV_DONTNEED"):  # at once, even while views keep the mapping alive
-                self._mapping.madvise(mmap.MADV_DONTNEED)
+            # At once, even while views keep the mapping alive. Who has it mapped elsewhere then reads zeros.
+            advice = "MADV_DONTNEED" if self.descriptor is None else "MADV_REMOVE"
+            if hasattr(mmap, advice):
+                self._mapping.madvise(getattr(mmap, advice))
             self._mapping = None
+        if self.descriptor is not None:
+            os.close(self.descriptor)
+            self.descriptor = None
 
     def _unit(self, kind: Kind, index: int) -> torch.Tensor:
         g = self.geometry
@@ -80,10 +93,22 @@ class Arena:
         return self.data[start : start + size]
 
 
-def _map(size: int) -> mmap.mmap:
-    """Private anonymous memory without backing: pages that nobody touches cost nothing."""
+def _open(size: int, device: torch.device) -> int:
+    """An anonymous file of so many bytes, none of them touched."""
+    if device.type != "cpu" or not hasattr(os, "memfd_create"):
+        raise ValueError(
+            f"an arena on {device.type} under {sys.platform} cannot be shared with other processes"
+        )
+    descriptor = os.memfd_create("plait-arena", os.MFD_CLOEXEC)
+    os.ftruncate(descriptor, size)
+    return descriptor
+
+
+def _map(size: int, descriptor: int | None) -> mmap.mmap:
+    """Memory without backing, private unless a file is given: pages that nobody touches cost nothing."""
+    kind = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS if descriptor is None else mmap.MAP_SHARED
     try:
-        mapping = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE)
+        mapping = mmap.mmap(-1 if descriptor is None else descriptor, size, flags=kind | _MAP_NORESERVE)
     except (OSError, OverflowError) as error:
         raise MemoryError(f"the system refuses an arena of {size:,} bytes ({error}); ask for less") from error
     if hasattr(mmap, "MADV_HUGEPAGE"):

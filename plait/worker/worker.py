@@ -107,11 +107,13 @@ class Worker:
         """Resident bytes of the weights."""
         return self.model.weight_bytes
 
-    def allocate(self, arena_bytes: int) -> Geometry:
+    def allocate(self, arena_bytes: int, *, shared: bool = False) -> Geometry:
         """Take the memory for pages and states; once.
 
+        ``shared``: so that other processes can map it.
+
         Raises:
-            ValueError: not even one slab fits.
+            ValueError: not even one slab fits, or it cannot be shared.
             MemoryError: the system refuses.
             RuntimeError: the arena is there already.
         """
@@ -119,7 +121,7 @@ class Worker:
             raise RuntimeError("the worker has its arena already; make a new worker for another size")
         model = self.model
         geometry = model.layout.geometry(arena_bytes, model.backend.state_grid)
-        self._arena = Arena(geometry, model.device)
+        self._arena = Arena(geometry, model.device, shared=shared)
         self._runner = self._new_runner(self._arena)
         self.geometry = geometry
         return geometry
