@@ -61,6 +61,9 @@ class Link:
         fate = self.rng.choice(["ends"] * 6 + ["breaks", "silent"])
         self.jobs.append(Job(order, offer, writes, fate))
 
+    def keep(self, sources: list[Source], seconds: float) -> None:
+        pass  # leases are lost here whatever anybody asks for
+
     def abandon(self, fetch_id: int) -> None:
         for job in self.jobs:
             job.abandoned |= job.order.fetch_id == fetch_id

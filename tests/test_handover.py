@@ -312,6 +312,26 @@ def test_a_lease_nobody_comes_for_expires() -> None:
         assert decoder.scheduler.handover.counters.failed == 1
 
 
+def test_leases_that_wait_for_their_turn_are_kept() -> None:
+    """A decoder that is full asks the prefiller to keep what it has not fetched, for longer than a lease."""
+    short = {"kv_connector_extra_config": {"lease_seconds": 0.4}}
+    quick = {"kv_connector_extra_config": {"fetch_seconds": 0.3}}
+    with engine("qwen3_5", short) as prefiller, engine("qwen3_5", quick, max_num_seqs=1) as decoder:
+        p, d = Seen(), Seen()
+        long = SamplingParams(temperature=0, max_tokens=3000, ignore_eos=True)
+        decoder.add("local", prompts()[6], long, seed=0, max_tokens=3000)
+        for i, reply in zip((7, 8), prefill(prefiller, p, [7, 8]), strict=True):
+            add(decoder, f"d{i}", i, reply)
+        later = time.monotonic() + 1.5
+        step_until(lambda: time.monotonic() > later, (decoder, d), (prefiller, p))
+        assert decoder.scheduler.handover.counters.received == 1  # one lies ready, the other has no room
+        assert decoder.cancel("local")
+        for i in (7, 8):
+            same(answer(d, f"d{i}", (decoder, d), (prefiller, p)), expected("qwen3_5")[i])
+        assert decoder.scheduler.handover.counters.failed == 0
+        step_until(lambda: quiet(prefiller), (decoder, d), (prefiller, p))
+
+
 def test_a_client_that_goes_before_it_is_told() -> None:
     """Its prompt is computed but not yet offered, or offered and the reply not delivered."""
     with engine("qwen3_5") as prefiller:

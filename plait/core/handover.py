@@ -110,6 +110,7 @@ class HandOver:
         self._users: Counter[Source] = Counter()
         """requests of this engine that may still need a lease: the answers of one prompt share it"""
         self._clock = clock
+        self._kept = clock()
         self._fetches = 0
 
     # -- the prefiller's side ---------------------------------------------------------------
@@ -252,6 +253,11 @@ class HandOver:
                     else:
                         self._end_quarantine(fetch_id)
         now = self._clock()
+        if self._users and now - self._kept > self.config.fetch_seconds / 3:
+            self._kept = now  # those that wait for their turn must not lose what they wait for
+            self.mover.keep(
+                [source for source in self._users if source.num_tokens], self.config.fetch_seconds
+            )
         for reception in [r for r in self.receiving.values() if r.deadline <= now]:
             self._give_up(reception, over=False)
             failed[reception.request] = f"the prompt did not arrive within {self.config.fetch_seconds:g} s"

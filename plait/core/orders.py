@@ -7,6 +7,7 @@ comes of them it learns from ``Mover.poll``.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -97,6 +98,9 @@ class Mover(Protocol):
     def fetch(self, order: Fetch) -> None:
         """Begin to read. Exactly one ``Arrived`` or ``Broken`` will follow, and until then its units may be
         written to at any time, whatever else happens."""
+
+    def keep(self, sources: Sequence[Source], seconds: float) -> None:
+        """Ask prefillers to keep leases that requests here will need, for ``seconds`` from now at least."""
 
     def abandon(self, fetch_id: int) -> None:
         """Nobody waits for this fetch any more: stop it if that can be done. Its end is still reported."""

@@ -85,6 +85,9 @@ class WorkerHalf(ABC):
     def fetch(self, order: Fetch) -> None: ...
 
     @abstractmethod
+    def keep(self, sources: Sequence[Source], seconds: float) -> None: ...
+
+    @abstractmethod
     def abandon(self, fetch_id: int) -> None: ...
 
     @abstractmethod

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 
 from plait.core.orders import Offer
 
+MOST_SECONDS = 3600.0
+
 
 @dataclass(slots=True)
 class _Lease:
@@ -32,12 +34,12 @@ class LeaseTable:
             self._leases[offer.lease_id] = _Lease(offer, self._clock() + offer.seconds)
 
     def hold(self, lease_id: str, seconds: float) -> Offer | None:
-        """Keep a lease for somebody who reads it, for ``seconds`` at least. None: it is over."""
+        """Keep a lease for somebody who reads it, for ``seconds`` (an hour at most). None: it is over."""
         with self._lock:
             lease = self._leases.get(lease_id)
             if lease is None:
                 return None
-            lease.until = max(lease.until, self._clock() + seconds)
+            lease.until = max(lease.until, self._clock() + min(seconds, MOST_SECONDS))
             return lease.offer
 
     def stands(self, lease_id: str) -> bool:

@@ -14,8 +14,8 @@ import os
 import socket
 import threading
 from collections import deque
-from collections.abc import Callable, Coroutine
-from typing import Any
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, TypeVar
 
 from plait.core.orders import Arrived, Broken, Fetch, Offer, Report, Returned, Source
 from plait.transfer import words as w
@@ -26,6 +26,7 @@ from plait.transfer.peer import Peer
 from plait.transfer.spans import ArenaMap, Span, readers, span
 from plait.transfer.words import Self
 
+T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 VERIFY_SECONDS = 5.0
@@ -61,7 +62,7 @@ class PullWorker(WorkerHalf):
         self._leases = LeaseTable(self._loop.time)
         self._host = Host(me, wire, self._leases, self._report)
         self._expiry: asyncio.TimerHandle | None = None
-        self._fetches: dict[int, asyncio.Task[None]] = {}
+        self._fetches: dict[int, asyncio.Task[Report]] = {}
         self._abandoned: set[int] = set()
         self._peers: dict[tuple[str, int, str], asyncio.Task[Peer]] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -85,6 +86,9 @@ class PullWorker(WorkerHalf):
 
     def fetch(self, order: Fetch) -> None:
         self._later(self._begin, order)
+
+    def keep(self, sources: Sequence[Source], seconds: float) -> None:
+        self._later(lambda: [self._spawn(self._keep(source, seconds)) for source in sources])
 
     def abandon(self, fetch_id: int) -> None:
         self._later(self._abandon, fetch_id)
@@ -137,7 +141,7 @@ class PullWorker(WorkerHalf):
         await asyncio.gather(*others, return_exceptions=True)
         await asyncio.gather(*(peer.close_now() for peer in peers), return_exceptions=True)
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    def _spawn(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         task = self._loop.create_task(work)
         self._tasks.add(task)  # the loop itself would let go of it
         task.add_done_callback(self._tasks.discard)
@@ -160,7 +164,9 @@ class PullWorker(WorkerHalf):
     # -- fetching ---------------------------------------------------------------------------
 
     def _begin(self, order: Fetch) -> None:
-        self._fetches[order.fetch_id] = self._spawn(self._fetch(order))
+        task = self._spawn(self._fetch(order))
+        self._fetches[order.fetch_id] = task
+        task.add_done_callback(lambda task: self._end_fetch(order.fetch_id, task))
 
     def _abandon(self, fetch_id: int) -> None:
         task = self._fetches.get(fetch_id)
@@ -170,20 +176,22 @@ class PullWorker(WorkerHalf):
         if task not in self._reading:
             task.cancel()
 
-    async def _fetch(self, order: Fetch) -> None:
-        """One fetch from its order to its report, which comes in every case."""
-        try:
-            report: Report = await self._outcome(order)
-        except asyncio.CancelledError:
-            report = Broken(order.fetch_id, "nobody waits for it any more")
-        except Exception as fault:
-            log.exception("fetch %d failed", order.fetch_id)
-            report = Broken(order.fetch_id, f"{type(fault).__name__}: {fault}")
-        del self._fetches[order.fetch_id]
-        self._abandoned.discard(order.fetch_id)
+    def _end_fetch(self, fetch_id: int, task: asyncio.Task[Report]) -> None:
+        """Report a fetch that is over, however it ended; one that was given up may not even have begun."""
+        del self._fetches[fetch_id]
+        self._abandoned.discard(fetch_id)
+        fault = None if task.cancelled() else task.exception()
+        if task.cancelled():
+            report: Report = Broken(fetch_id, "nobody waits for it any more")
+        elif fault is not None:
+            log.error("fetch %d failed", fetch_id, exc_info=fault)
+            report = Broken(fetch_id, f"{type(fault).__name__}: {fault}")
+        else:
+            report = task.result()
         self._report(report)
 
-    async def _outcome(self, order: Fetch) -> Report:
+    async def _fetch(self, order: Fetch) -> Report:
+        """One fetch, from its order to its end."""
         source, ends = order.source, self._loop.time() + order.seconds
         try:
             async with asyncio.timeout_at(ends):
@@ -212,6 +220,11 @@ class PullWorker(WorkerHalf):
             )
         finally:
             self._reading.discard(task)
+
+    async def _keep(self, source: Source, seconds: float) -> None:
+        with contextlib.suppress(TransferError, OSError, TimeoutError):  # the fetch will tell
+            async with asyncio.timeout(seconds):
+                await (await self._peer(source)).hold(source.lease_id, seconds)
 
     async def _release(self, source: Source) -> None:
         with contextlib.suppress(TransferError, OSError, TimeoutError):
