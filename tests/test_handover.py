@@ -270,6 +270,25 @@ def test_short_memory_on_both_sides() -> None:
         assert decoder.scheduler.cache.counters.pages_evicted > 0
 
 
+def test_preempted_after_the_hand_over() -> None:
+    """Long answers in an arena for few: what is preempted is computed anew here, to the same bits."""
+    asked = SamplingParams(temperature=0.8, logprobs=1, max_tokens=150, ignore_eos=True)
+    geometry = make_core(checkpoint("qwen3_5")).scheduler.cache.geometry
+    alone = make_core(checkpoint("qwen3_5"), enable_prefix_caching=False)
+    want = run(alone, [prompts()[7]] * 5, asked, at_once=1, seeds=range(5))
+    slabs = 3 * geometry.slabs_for(100 + 90)
+    with engine("qwen3_5") as prefiller, engine("qwen3_5", slabs=slabs) as decoder:
+        p, d = Seen(), Seen()
+        for i in range(5):
+            [reply] = prefill(prefiller, p, [7], f"{i}-")
+            decoder.add(f"d{i}", prompts()[7], asked, seed=i, max_tokens=150, kv_transfer_params=reply)
+        got = [answer(d, f"d{i}", (decoder, d), (prefiller, p)) for i in range(5)]
+        assert [(a.tokens, a.logprobs) for a in got] == [(a.tokens, a.logprobs) for a in want]
+        assert decoder.scheduler.counters.preemptions > 0
+        assert decoder.scheduler.handover.counters.received > 0
+        step_until(lambda: quiet(prefiller) and quiet(decoder), (decoder, d), (prefiller, p))
+
+
 @pytest.mark.parametrize("policy", ["recompute", "fail"])
 def test_a_dead_prefiller(policy: str) -> None:
     with engine("qwen3_5", {"kv_load_failure_policy": policy}) as decoder:

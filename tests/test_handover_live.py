@@ -42,11 +42,11 @@ def decoder(model: Path) -> Iterator[LiveServer]:
     assert server.stop() == 0
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def prefiller(model: Path) -> Iterator[LiveServer]:
     server = start(model, "kv_producer")
     yield server
-    server.stop()
+    assert server.stop() == 0
 
 
 def ask(server: LiveServer, path: str, body: dict[str, Any]) -> Any:
@@ -107,19 +107,6 @@ def test_two_processes_answer_as_one_does(decoder: LiveServer, prefiller: LiveSe
     assert prefiller.metric("plait:leases") == 0
 
 
-def test_a_killed_prefiller(decoder: LiveServer, prefiller: LiveServer) -> None:
-    """Its prompt is computed by the decoder; what it shared is gone with it."""
-    body = {"prompt": PROMPT + "killed", **FIELDS}
-    alone = ask(decoder, "/v1/completions", body | {"cache_salt": "alone"})
-    failed = decoder.metric("plait:fetches_failed_total")
-    params = prefill(prefiller, "/v1/completions", body)
-    os.kill(prefiller.engine_pid, signal.SIGKILL)
-    got = ask(decoder, "/v1/completions", body | {"kv_transfer_params": params})
-    assert choice(got) == choice(alone)
-    assert decoder.metric("plait:fetches_failed_total") == failed + 1
-    assert until(lambda: decoder.metric('plait:pages{state="used"}') == 0)
-
-
 def test_a_stopped_prefiller(decoder: LiveServer, prefiller: LiveServer) -> None:
     """It says nothing, and its connection stands: the decoder's own deadline ends the wait."""
     body = {"prompt": PROMPT + "stopped", **FIELDS}
@@ -137,23 +124,6 @@ def test_a_stopped_prefiller(decoder: LiveServer, prefiller: LiveServer) -> None
     assert choice(got) == choice(alone)
     assert until(lambda: prefiller.metric("plait:leases") == 0)  # the connection was given up
     assert until(lambda: decoder.metric('plait:quarantined{kind="page"}') == 0)
-
-
-def test_a_killed_decoder(model: Path, prefiller: LiveServer) -> None:
-    """Prompts that it was to read return: those it held at once."""
-    victim = start(model, "kv_consumer")
-    body = {"prompt": PROMPT + "victim", **FIELDS, "max_tokens": 1500}
-    params = prefill(prefiller, "/v1/completions", body)
-    with httpx.stream(
-        "POST",
-        victim.url + "/v1/completions",
-        json=body | {"stream": True, "kv_transfer_params": params},
-        timeout=60,
-    ) as response:
-        assert next(response.iter_lines()).startswith("data: ")
-        os.kill(victim.engine_pid, signal.SIGKILL)
-    victim.stop()
-    assert until(lambda: prefiller.metric("plait:leases") == 0)
 
 
 def test_what_is_not_served(decoder: LiveServer, prefiller: LiveServer) -> None:
@@ -174,3 +144,35 @@ def test_what_is_not_served(decoder: LiveServer, prefiller: LiveServer) -> None:
             "remote_host": "192.0.2.7", "remote_port": 5, "remote_num_tokens": 1,
         },
     )  # fmt: skip
+
+
+def test_a_killed_prefiller(model: Path, decoder: LiveServer) -> None:
+    """Its prompt is computed by the decoder; what it shared is gone with it."""
+    prefiller = start(model, "kv_producer")
+    body = {"prompt": PROMPT + "killed", **FIELDS}
+    alone = ask(decoder, "/v1/completions", body | {"cache_salt": "alone"})
+    failed = decoder.metric("plait:fetches_failed_total")
+    params = prefill(prefiller, "/v1/completions", body)
+    os.kill(prefiller.engine_pid, signal.SIGKILL)
+    prefiller.stop()
+    got = ask(decoder, "/v1/completions", body | {"kv_transfer_params": params})
+    assert choice(got) == choice(alone)
+    assert decoder.metric("plait:fetches_failed_total") == failed + 1
+    assert until(lambda: decoder.metric('plait:pages{state="used"}') == 0)
+
+
+def test_a_killed_decoder(model: Path, prefiller: LiveServer) -> None:
+    """Prompts that it was to read return: those it held at once."""
+    victim = start(model, "kv_consumer")
+    body = {"prompt": PROMPT + "victim", **FIELDS, "max_tokens": 1500}
+    params = prefill(prefiller, "/v1/completions", body)
+    with httpx.stream(
+        "POST",
+        victim.url + "/v1/completions",
+        json=body | {"stream": True, "kv_transfer_params": params},
+        timeout=60,
+    ) as response:
+        assert next(response.iter_lines()).startswith("data: ")
+        os.kill(victim.engine_pid, signal.SIGKILL)
+    victim.stop()
+    assert until(lambda: prefiller.metric("plait:leases") == 0)
