@@ -107,6 +107,7 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         use_tqdm: bool = True,
         priority: Sequence[int] | None = None,
+        kv_transfer_params: Sequence[dict[str, Any] | None] | None = None,
     ) -> list[RequestOutput]:
         """Answer every prompt; results are in the order of the prompts.
 
@@ -117,6 +118,9 @@ class LLM:
             sampling_params: one for all, or one for each; by default the model's own.
             use_tqdm: show progress, on a terminal.
             priority: one number per prompt; lower runs earlier under ``scheduling_policy="priority"``.
+            kv_transfer_params: one per prompt, for an LLM with ``kv_transfer_config``:
+                ``{"do_remote_decode": True}`` computes the prompt for another, which is given what this one
+                returns as ``kv_transfer_params``.
 
         Raises:
             RequestRefused: a prompt that cannot be served, such as one that is too long.
@@ -124,17 +128,21 @@ class LLM:
         """
         items = _as_list(prompts)
         params = self._params_for(sampling_params, len(items))
-        if priority is not None and len(priority) != len(items):
-            raise ValueError(
-                f"priority has {len(priority)} numbers for {len(items)} prompts: give one for each"
-            )
+        for name, each in (("priority", priority), ("kv_transfer_params", kv_transfer_params)):
+            if each is not None and len(each) != len(items):
+                raise ValueError(
+                    f"{name} has {len(each)} entries for {len(items)} prompts: give one for each"
+                )
         engine = self.engine
         with _Progress(len(items), show=use_tqdm) as progress:
 
             async def one(i: int) -> RequestOutput:
                 try:
                     output = await engine.generate(
-                        items[i], params[i], priority=priority[i] if priority is not None else 0
+                        items[i],
+                        params[i],
+                        priority=priority[i] if priority is not None else 0,
+                        kv_transfer_params=kv_transfer_params[i] if kv_transfer_params is not None else None,
                     )
                 except RequestRefused as error:
                     raise RequestRefused(f"prompts[{i}]: {error}") from None

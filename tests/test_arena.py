@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+import os
 import sys
 from pathlib import Path
 
@@ -79,3 +80,27 @@ def test_units_that_do_not_exist() -> None:
 def test_more_than_the_address_space() -> None:
     with pytest.raises(MemoryError, match="ask for less"):
         Arena(geometry(1 << 60, page_bytes=1 << 20))
+
+
+@pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="anonymous files are Linux's")
+def test_a_shared_arena_is_a_file_that_others_can_read_and_that_leaves_nothing() -> None:
+    cut = geometry(64 * 4096, page_bytes=4096)
+    arena = Arena(cut, shared=True)
+    assert arena.descriptor is not None
+    theirs = os.dup(arena.descriptor)
+    try:
+        arena.page(5).fill_(7)
+        assert os.pread(theirs, 4096, 5 * 4096) == b"\7" * 4096
+        assert os.fstat(theirs).st_size == cut.num_slabs * cut.slab_bytes
+        view = arena.data  # as somebody may still hold one
+        arena.close()
+        assert os.fstat(theirs).st_blocks == 0  # its memory is given back, not the file's end moved
+        assert os.pread(theirs, 4096, 5 * 4096) == bytes(4096)
+        assert view.numel()
+    finally:
+        os.close(theirs)
+
+
+def test_an_arena_on_a_device_cannot_be_shared() -> None:
+    with pytest.raises(ValueError, match="cannot be shared"):
+        Arena(geometry(), "meta", shared=True)

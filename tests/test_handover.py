@@ -200,6 +200,29 @@ def test_only_what_is_not_known_is_fetched(family: str) -> None:
         step_until(lambda: quiet(prefiller) and quiet(decoder), (decoder, d), (prefiller, p))
 
 
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"kv_cache_dtype": "int8", "block_size": 48},
+        {"kv_cache_dtype": "fp8", "quantization": "int4"},
+        {"enable_chunked_prefill": False, "kv_cache_dtype": "bfloat16"},
+    ],
+    ids=lambda settings: ",".join(settings),
+)
+def test_other_formats(settings: dict[str, Any]) -> None:
+    """Whatever pages and weights are made of: the bits are those of one engine with the same settings."""
+    alone = make_core(checkpoint("qwen3_5"), enable_prefix_caching=False, **settings)
+    numbers = [4, 7, 8]
+    want = run(alone, [prompts()[i] for i in numbers], [params(i) for i in numbers], at_once=1, seeds=numbers)
+    with engine("qwen3_5", **settings) as prefiller, engine("qwen3_5", **settings) as decoder:
+        p, d = Seen(), Seen()
+        for i, reply in zip(numbers, prefill(prefiller, p, numbers), strict=True):
+            add(decoder, f"d{i}", i, reply)
+        for i, alike in zip(numbers, want, strict=True):
+            same(answer(d, f"d{i}", (decoder, d), (prefiller, p)), alike)
+        assert decoder.scheduler.handover.counters.received == len(numbers)
+
+
 def answer(seen: Seen, name: str, *engines: tuple[EngineCore, Seen]) -> Answer:
     """The answer to a request, when it has ended."""
     step_until(lambda: name in seen.answers and seen.answers[name].finish_reason is not None, *engines)
@@ -539,6 +562,8 @@ def test_roles_and_engines_without_a_connector() -> None:
         ({**CONFIG, "kv_role": "both"}, "choose one of kv_producer"),
         ({**CONFIG, "kv_rank": 1}, "choose one of kv_connector, kv_role"),
         ({**CONFIG, "kv_port": 70000}, "is no port"),
+        ({**CONFIG, "kv_ip": "0.0.0.0"}, "peers are told"),
+        ({**CONFIG, "kv_ip": "198.51.100.1"}, "cannot listen on"),
         ({**CONFIG, "kv_connector_extra_config": {"lease_seconds": 0}}, "above 0"),
     ],
 )

@@ -13,6 +13,8 @@ import httpx
 import pytest
 from live import LiveServer, small_model, until
 
+from plait import LLM, SamplingParams
+
 PROMPT = "Once upon a time, in a village by the sea, there lived a keeper of the light. " * 6
 FIELDS = {"temperature": 0.8, "seed": 5, "max_tokens": 24, "logprobs": 2, "ignore_eos": True}
 MESSAGES = [{"role": "user", "content": PROMPT}]
@@ -126,6 +128,20 @@ def test_a_stopped_prefiller(decoder: LiveServer, prefiller: LiveServer) -> None
     assert until(lambda: decoder.metric('plait:quarantined{kind="page"}') == 0)
 
 
+def test_two_llms(model: Path) -> None:
+    """Offline: prompts go from one LLM to another, and are answered as by the other alone."""
+    common: dict[str, Any] = {"load_format": "dummy", "seed": 1, "max_model_len": 1000, "cpu_threads": 1}
+    common |= {"kv_transfer_config": {"kv_connector": "LoopbackConnector"}, "enable_prefix_caching": False}
+    prompts = [PROMPT, PROMPT + "And then", "x"]
+    sampled = [SamplingParams(temperature=0.8, seed=i, max_tokens=12, ignore_eos=True) for i in range(3)]
+    with LLM(str(model), **common) as first, LLM(str(model), **common) as second:
+        alone = second.generate(prompts, sampled)
+        begun = first.generate(prompts, sampled, kv_transfer_params=[{"do_remote_decode": True}] * 3)
+        assert all(not output.outputs[0].token_ids for output in begun)
+        together = second.generate(prompts, sampled, kv_transfer_params=[o.kv_transfer_params for o in begun])
+        assert [o.outputs[0].token_ids for o in together] == [o.outputs[0].token_ids for o in alone]
+
+
 def test_what_is_not_served(decoder: LiveServer, prefiller: LiveServer) -> None:
     def refusal(server: LiveServer, **body: Any) -> str:
         response = httpx.post(server.url + "/v1/completions", json={"prompt": "Hello there", **body})
@@ -161,6 +177,7 @@ def test_a_killed_prefiller(model: Path, decoder: LiveServer) -> None:
     assert until(lambda: decoder.metric('plait:pages{state="used"}') == 0)
 
 
+@pytest.mark.slow
 def test_a_killed_decoder(model: Path, prefiller: LiveServer) -> None:
     """Prompts that it was to read return: those it held at once."""
     victim = start(model, "kv_consumer")

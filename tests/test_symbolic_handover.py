@@ -5,17 +5,22 @@ The second half plants races on purpose: each must be caught, or the test proves
 
 from __future__ import annotations
 
+import random
 from collections import Counter
 
 import pytest
-from symbolic import Corruption
+from symbolic import Corruption, SymbolicWorker
 from symbolic_pair import Job, Link, Pair
 
 from plait.core.arena import IntegrityError
 from plait.core.cache import Cache
+from plait.core.geometry import Geometry
 from plait.core.handover import HandOver, HandOverConfig
-from plait.core.orders import Arrived
+from plait.core.orders import Arrived, Source
 from plait.core.plan import Copy, Kind
+from plait.core.request import Request
+from plait.core.sampling_params import SamplingParams
+from plait.core.scheduler import Scheduler, SchedulerConfig
 
 
 @pytest.mark.parametrize(
@@ -54,6 +59,35 @@ def test_failing_by_policy():
         assert pair.failed == pair.decoder.scheduler.counters.finished.get("error", 0)
         failed += pair.failed
     assert failed > 10
+
+
+class SilentLink(Link):
+    """Takes orders, and that is the last that is heard of them."""
+
+    def fetch(self, order):
+        pass
+
+
+def test_silent_fetches_hold_nobody_up():
+    """A hundred requests whose prompts never come, before one that needs no other engine."""
+    geometry = Geometry(4, 64, 64, 1, 64 * 200)
+    cache, worker = Cache(geometry), SymbolicWorker(geometry)
+    handover = HandOver(cache, SilentLink(worker, random.Random(0)), clock=lambda: 0.0)
+    scheduler = Scheduler(cache, SchedulerConfig(16, 2, 100), handover=handover)
+    params = SamplingParams(max_tokens=3)
+    for i in range(100):
+        source = Source("far", "away", 1, f"lease {i}", 8)
+        scheduler.add(Request(f"far {i}", [i] * 9, 9, params, 0, 3, source=source))
+    scheduler.add(Request("near", [7, 8, 9], 3, params, 0, 3))
+    answered = []
+    for _ in range(3):
+        plan = scheduler.schedule()
+        assert plan is not None
+        answered += [p for p in scheduler.update(plan, worker.execute(plan)) if p.finish_reason]
+        scheduler.drain()
+        scheduler.check()
+    assert [p.request_id for p in answered] == ["near"]
+    assert len(handover.receiving) == 2  # as many as may run: the others' prompts stay where they are
 
 
 # -- planted races ------------------------------------------------------------------------------

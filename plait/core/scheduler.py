@@ -387,12 +387,12 @@ class Scheduler:
         prompt lies elsewhere needs no more than memory to begin, and then stands in nobody's way.
         """
         self._plan_landed(draft)
-        followers = 0
-        while followers < len(self.waiting) and followers < MOST_FOLLOWERS:
-            request = self.waiting[followers]
+        at = followers = 0
+        while at < len(self.waiting) and followers < MOST_FOLLOWERS:
+            request = self.waiting[at]
             if request.source is not None:
                 if self._holds_enough():
-                    followers += 1
+                    at += 1
                 elif not self._receive(request):
                     return
                 continue
@@ -401,6 +401,7 @@ class Scheduler:
             match = self.cache.match(request)
             start = match.position(self.cache.geometry.page_size)
             if self._follows(draft, request, start):
+                at += 1
                 followers += 1
                 continue
             if request.leave_at is not None and start >= request.leave_at:
@@ -416,7 +417,7 @@ class Scheduler:
                 self.cache.release(request)
                 request.num_computed_tokens = request.num_committed_tokens = 0
                 return
-            self.waiting.pop(followers)
+            self.waiting.pop(at)
             self.cache.count_hit(request)
             self._enter(draft, request, count)
 

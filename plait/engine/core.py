@@ -236,7 +236,7 @@ class EngineCore:
         counters, kept = scheduler.counters, cache.counters
         return EngineStats(
             running=len(scheduler.running),
-            waiting=len(scheduler.waiting),
+            waiting=len(scheduler.waiting) + len(scheduler.landed),
             arena_bytes=cache.geometry.num_slabs * cache.geometry.slab_bytes,
             weight_bytes=self.worker.weight_bytes,
             memory_bytes=memory_bytes(),

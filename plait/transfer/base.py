@@ -134,7 +134,7 @@ class Wire(ABC):
 
     @abstractmethod
     def disconnect(self, peer: Any) -> None:
-        """The peer is gone."""
+        """The peer is gone: no read begins any more; one under way may still need the handle."""
 
     @abstractmethod
     def close(self) -> None:

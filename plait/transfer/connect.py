@@ -51,6 +51,11 @@ class TransferConfig:
         _choose("kv_load_failure_policy", self.kv_load_failure_policy, POLICIES)
         if not isinstance(self.engine_id, str) or not isinstance(self.kv_ip, str):
             raise ValueError("kv_transfer_config: engine_id and kv_ip are texts")
+        if self.kv_ip in ("0.0.0.0", "::", ""):
+            raise ValueError(
+                f"kv_transfer_config: kv_ip={self.kv_ip!r}: peers are told this address; "
+                "give one of this machine"
+            )
         if type(self.kv_port) is not int or not 0 <= self.kv_port < 2**16:
             raise ValueError(f"kv_transfer_config: kv_port={self.kv_port!r} is no port")
         extra = self.kv_connector_extra_config

@@ -212,6 +212,8 @@ class PullWorker(WorkerHalf):
         return Arrived(order.fetch_id)
 
     async def _read(self, peer: Peer, spans: list[Span], fetch_id: int) -> None:
+        if peer.gone:  # another fetch gave it up between this one's question and now
+            raise TransferError("the connection was closed")
         task = asyncio.current_task()
         self._reading.add(task)
         try:

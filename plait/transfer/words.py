@@ -25,7 +25,7 @@ class Self:
     """What an engine says of itself.
 
     Args:
-        engine_id: new with every start.
+        engine_id: its name among peers.
         identity: numerics id and weights: engines that differ in it would not give the same bits.
         arena: how its memory is laid out.
     """
