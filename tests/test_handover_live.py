@@ -18,7 +18,7 @@ from plait import LLM, SamplingParams
 PROMPT = "Once upon a time, in a village by the sea, there lived a keeper of the light. " * 6
 FIELDS = {"temperature": 0.8, "seed": 5, "max_tokens": 24, "logprobs": 2, "ignore_eos": True}
 MESSAGES = [{"role": "user", "content": PROMPT}]
-FETCH_SECONDS = 2.0
+FETCH_SECONDS = 4.0
 
 
 def config(role: str) -> str:
