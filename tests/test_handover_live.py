@@ -128,6 +128,7 @@ def test_a_stopped_prefiller(decoder: LiveServer, prefiller: LiveServer) -> None
     assert until(lambda: decoder.metric('plait:quarantined{kind="page"}') == 0)
 
 
+@pytest.mark.slow
 def test_two_llms(model: Path) -> None:
     """Offline: prompts go from one LLM to another, and are answered as by the other alone."""
     common: dict[str, Any] = {"load_format": "dummy", "seed": 1, "max_model_len": 1000, "cpu_threads": 1}

@@ -24,7 +24,7 @@ from plait.core.scheduler import Scheduler, SchedulerConfig
 
 
 @pytest.mark.parametrize(
-    ("pairs", "steps"), [(30, 12_000), pytest.param(300, 300_000, marks=pytest.mark.slow)]
+    ("pairs", "steps"), [(20, 8_000), pytest.param(300, 300_000, marks=pytest.mark.slow)]
 )
 def test_no_hand_over_corrupts_memory(pairs, steps):
     """Delays, broken and silent links, late writes, lost leases, cancels, short memory; books recounted."""
@@ -43,10 +43,10 @@ def test_no_hand_over_corrupts_memory(pairs, steps):
         seen |= pair.seen
     assert totals["steps"] >= steps
     # The pairs are worth something only if all of this happens in them.
-    assert totals["received"] > 400
-    assert totals["failed"] > 60
+    assert totals["received"] > 250
+    assert totals["failed"] > 40
     assert min(totals[why] for why in ("released", "expired", "lost", "withdrawn", "forgone")) >= 1
-    assert min(totals["moved"], totals["preempted on the decoder"]) > 5
+    assert min(totals["moved"], totals["preempted on the decoder"]) >= 3
     assert {"partly known", "all fetched", "landed in a queue"} <= seen
 
 
