@@ -84,5 +84,5 @@ def differences(ours: Records, theirs: Records) -> list[str]:
         places = np.flatnonzero(a.view(bits) != b.view(bits))
         if places.size:
             at = places[0]
-            found.append(f"{name}: {places.size} of {a.size}, first [{at}]: {a[at]!r} against {b[at]!r}")
+            found.append(f"{name}: {places.size} of {a.size}, first [{at}]: {a[at]} against {b[at]}")
     return found

@@ -67,8 +67,9 @@ def test_the_cases_say_something(expected: Records) -> None:
     for name, numbers in expected.items():
         if numbers.dtype.kind != "f" or "anything" in name or name.startswith("pack/"):
             continue
-        if not any(word in name for word in ("not-finite", "limits", "scales")):
-            assert np.isfinite(numbers).all(), name
+        if any(word in name for word in ("not-finite", "limits", "scales")):
+            continue
+        assert np.isfinite(numbers).all(), name
         if numbers.size > 100 and "embedding" not in name:
             assert len(np.unique(numbers)) > numbers.size / 3, name
 

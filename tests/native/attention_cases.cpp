@@ -125,7 +125,11 @@ void run(Record& record, const std::string& name, const Format& format, const He
   }
   for (std::size_t r = 0; r < out.size(); ++r) record.floats(name + "/" + std::to_string(r), out[r]);
   const std::string place = name + "/page-size-" + std::to_string(page_size);
-  pages.record(record, place, tables[0][0], heads.kv_heads - 1);
+  // Of the request with the most pages, and of that with the fewest, whose page is not full.
+  const auto fewer = [](const auto& a, const auto& b) { return a.size() < b.size(); };
+  const auto [least, most] = std::minmax_element(tables.begin(), tables.end(), fewer);
+  pages.record(record, place + "/least", least->front(), heads.kv_heads - 1);
+  pages.record(record, place + "/most", most->front(), heads.kv_heads - 1);
 }
 
 // Keys and values of any bits at all, as they are stored. (Without a scale the outputs mean nothing.)
