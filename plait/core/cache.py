@@ -303,7 +303,7 @@ class Cache:
         )
 
     def must_wait(self, request: Request) -> bool:
-        """Whether an ended request has to stay until a step in flight is over, since its slot is to be kept."""
+        """Whether an ended request stays until the step in flight for it is over, since its slot is kept."""
         return request.in_flight and self._leaves_leaf(request)
 
     def retire(self, request: Request) -> None:
@@ -313,9 +313,7 @@ class Cache:
         copied: the slot and the partly filled page change hands.
         """
         size, end = self.geometry.page_size, request.num_committed_tokens
-        keeps = (
-            not request.in_flight and self._leaves_leaf(request) and len(request.nodes) == end // size
-        )
+        keeps = not request.in_flight and self._leaves_leaf(request) and len(request.nodes) == end // size
         if keeps and end % size:
             self._leave_leaf(request, end)
         elif keeps and request.nodes[-1].snapshot is None:

@@ -425,7 +425,7 @@ class Scheduler:
         return True
 
     def _is_in_flight(self, request: Request, found: int) -> bool:
-        """Whether more of its prefix than ``found`` tokens can be shared once the steps in flight are over."""
+        """Whether more than ``found`` tokens of it can be shared once the steps in flight are over."""
         has_state = self.cache.geometry.has_state
         for _, parts in self.in_flight:
             for part in parts:
