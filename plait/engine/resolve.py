@@ -118,7 +118,7 @@ def resolve(args: EngineArgs) -> Resolved:
         Decision("dtype", dtype_name(dtype), why),
         *_layout_decisions(layout, args),
     ]
-    ahead, why_ahead = _async_scheduling(args)
+    ahead, why_ahead = _async_scheduling(args, device)
     decisions.append(Decision("async scheduling", "on" if ahead else "off", why_ahead))
     resolved = Resolved(
         args=args,
@@ -246,11 +246,17 @@ def _dtype(
     return config.dtype, "the checkpoint's"
 
 
-def _async_scheduling(args: EngineArgs) -> tuple[bool, str]:
-    """Whether the next step is planned while one runs, and why."""
+def _async_scheduling(args: EngineArgs, device: str) -> tuple[bool, str]:
+    """Whether the next step is planned while one runs, and why.
+
+    On the CPU the planner takes its time from kernels: from their core, or by Python's lock, which a step
+    needs between two of them. Measured (docs/performance.md), this costs as much as it saves, or more.
+    """
     if args.async_scheduling is not None:
         return args.async_scheduling, "as asked"
-    return True, "the next step is planned and prepared while one runs"
+    if device == "cpu":
+        return False, "planning beside a step slows its kernels by as much as it saves, on a CPU"
+    return False, "not measured on this device; --async-scheduling plans the next step while one runs"
 
 
 def _cache_dtype(args: EngineArgs, name: str) -> torch.dtype | None:
