@@ -48,7 +48,9 @@ class EngineArgs:
     block_size: int | None = _setting(None, "Tokens per page; a multiple of 16.")
     kv_cache_dtype: str = _setting("auto", "Format of cached keys and values.")
     mamba_ssm_cache_dtype: str = _setting("auto", "Format of recurrent state.")
-    async_scheduling: bool | None = _setting(None, "Plan the next step while this one runs.")
+    async_scheduling: bool | None = _setting(
+        None, "Plan the next step while one runs; by default where that pays."
+    )
     preemption_mode: str = _setting("recompute", "How a preempted request resumes: recompute or swap.")
     scheduling_policy: str = _setting("fcfs", "fcfs (in order of arrival) or priority.")
     seed: int | None = _setting(None, "Seeds requests that bring none; random by default.")

@@ -114,8 +114,9 @@ def test_any_token_budget(family: str, budget: int) -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_all_at_once_on_two_threads(family: str) -> None:
-    core = make_core(checkpoint(family), max_num_batched_tokens=300)
+@pytest.mark.parametrize("ahead", [True, False])
+def test_all_at_once_on_two_threads(family: str, ahead: bool) -> None:
+    core = make_core(checkpoint(family), max_num_batched_tokens=300, async_scheduling=ahead)
     native.set_threads(2)
     order = list(range(COUNT))
     random.Random(3).shuffle(order)
@@ -143,14 +144,16 @@ def crowd(family: str) -> tuple[list[list[int]], list[SamplingParams], list[Answ
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("caching", [True, False])
-def test_after_preemption_and_eviction(family: str, caching: bool) -> None:
+@pytest.mark.parametrize("ahead", [True, False])
+def test_after_preemption_and_eviction(family: str, caching: bool, ahead: bool) -> None:
     """An arena too small for all: later requests are preempted, and their cache is evicted."""
     asked, params, want = crowd(family)
     geometry = make_core(checkpoint(family)).scheduler.cache.geometry
     slabs = geometry.slabs_for(700 + 64) + geometry.slabs_for(250)
     core = make_core(
-        checkpoint(family), slabs=slabs, enable_prefix_caching=caching, max_num_batched_tokens=128
-    )
+        checkpoint(family), slabs=slabs, enable_prefix_caching=caching, max_num_batched_tokens=128,
+        async_scheduling=ahead,
+    )  # fmt: skip
     got = run(core, asked, params, seeds=range(len(asked)))
     assert core.scheduler.counters.preemptions > 0
     assert [(a.tokens, a.logprobs) for a in got] == [(a.tokens, a.logprobs) for a in want]

@@ -162,7 +162,6 @@ def test_any_combination_of_sizes_works(family, page_size):
         ({"kv_cache_dtype": "nvfp4"}, "auto"),
         ({"quantization": "awq"}, "not built yet"),
         ({"preemption_mode": "swap"}, "recompute"),
-        ({"async_scheduling": True}, "not built yet"),
         ({"tensor_parallel_size": 2}, "set it to 1"),
         ({"device": "tpu"}, "cpu"),
         ({"scheduling_policy": "lifo"}, "priority"),

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 IDLE_MS = 1000
 """Longest sleep without work."""
+SWITCH_SECONDS = 2e-5
+"""Longest that planning keeps Python's lock from a step that comes back from a kernel."""
 
 
 class StartOrder(msgspec.Struct):
@@ -74,6 +76,8 @@ class EngineProcess:
             self.send(client, m.StartFailed(_reason(fault)))
             return False
         resolved = self.core.resolved
+        if resolved.async_scheduling:
+            sys.setswitchinterval(SWITCH_SECONDS)
         self.send(
             client,
             m.Ready(
