@@ -96,6 +96,25 @@ def serve(
     default_chat_template_kwargs: Annotated[
         str, _server_option("--default-chat-template-kwargs", "JSON object handed to the chat template.")
     ] = "{}",
+    reasoning_parser: Annotated[
+        str | None,
+        _server_option(
+            "--reasoning-parser", "qwen3, deepseek_r1 or none; by default as the chat template shows."
+        ),
+    ] = None,
+    tool_call_parser: Annotated[
+        str | None,
+        _server_option(
+            "--tool-call-parser",
+            "qwen3_coder, hermes, llama3_json, mistral or none; by default as the chat template shows.",
+        ),
+    ] = None,
+    enable_auto_tool_choice: Annotated[
+        bool,
+        _server_option(
+            "--enable-auto-tool-choice/--no-enable-auto-tool-choice", "Let the model choose to call tools."
+        ),
+    ] = True,
 ) -> None:
     """Serve MODEL over HTTP, with the OpenAI API."""
     from plait.server.run import run
@@ -114,6 +133,9 @@ def serve(
         default_chat_template_kwargs=_json_object(
             "--default-chat-template-kwargs", default_chat_template_kwargs
         ),
+        reasoning_parser=reasoning_parser,
+        tool_call_parser=tool_call_parser,
+        enable_auto_tool_choice=enable_auto_tool_choice,
         priorities=args.scheduling_policy == "priority",
     )
     with Stages(model) as stages:

@@ -86,9 +86,6 @@ FOREIGN: dict[str, Foreign] = {
     "kv_transfer_config": Foreign("transfer between engines is not available", accepts=_OFF),
     "hf_overrides": Foreign("edit the model's config.json instead", accepts=(*_OFF, "{}")),
     "override_generation_config": Foreign("set sampling parameters in the request", accepts=(*_OFF, "{}")),
-    "reasoning_parser": Foreign("reasoning is not separated from the answer", accepts=_OFF),
-    "tool_call_parser": Foreign("tool calls are not parsed", accepts=_OFF),
-    "enable_auto_tool_choice": Foreign("tool calls are not parsed", takes_value=False, accepts=_OFF),
 }
 
 

@@ -38,6 +38,9 @@ class ByteTokenizer:
 
     special_ids = frozenset[int]()
 
+    def token_id(self, token: str) -> int | None:
+        return None
+
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         return list(text.encode())
 
@@ -56,17 +59,25 @@ class ByteTokenizer:
 class ScriptedEngine:
     """Answers every prompt with ``answer``, one byte per token, and remembers what it was asked."""
 
-    def __init__(self, answer: str = "Hé!", hang_after: int | None = None):
+    def __init__(
+        self,
+        answer: str = "Hé!",
+        hang_after: int | None = None,
+        template: str = CHATML,
+        max_model_len: int = 100,
+        reason: str = "stop",
+    ):
+        self.reason = reason
         self.answer = answer.encode()
         self.hang_after = hang_after
         self.dead = asyncio.Event()
         self.asked: list[tuple[Any, SamplingParams, dict[str, Any]]] = []
         self.open = 0
         self.tokenizer: ByteTokenizer | None = ByteTokenizer()
-        self.chat_template: ChatTemplate | None = ChatTemplate(CHATML)
+        self.chat_template: ChatTemplate | None = ChatTemplate(template)
         defaults = GenerationDefaults(eos_token_ids=(0,), temperature=0.6, top_p=0.9)
         self.info = SimpleNamespace(
-            model="tiny", max_model_len=100, vocab_size=256, pid=1, generation_defaults=defaults
+            model="tiny", max_model_len=max_model_len, vocab_size=256, pid=1, generation_defaults=defaults
         )
 
     def check_health(self) -> None:
@@ -85,8 +96,9 @@ class ScriptedEngine:
     ) -> AsyncIterator[CompletionDelta]:
         self.asked.append((prompt, params, more))
         self.check_health()
-        if len(prompt["prompt_token_ids"]) > 100:
-            raise RequestRefused("101 prompt tokens, but max_model_len is 100")
+        count, limit = len(prompt["prompt_token_ids"]), self.info.max_model_len
+        if count > limit:
+            raise RequestRefused(f"{count} prompt tokens, but max_model_len is {limit}")
         self.open += 1
         try:
             for step in range(len(self.answer)):
@@ -111,9 +123,10 @@ class ScriptedEngine:
             text,
             (token,),
             None if params.logprobs is None else [row],
-            "stop" if done else None,
+            self.reason if done else None,
             None,
             4,
+            starts=(len(self.answer[:step].decode("utf-8", "ignore")),),
         )
 
     async def generate(self, prompt: Any, params: SamplingParams, **more: Any) -> RequestOutput:
@@ -123,6 +136,7 @@ class ScriptedEngine:
             out.text += delta.text
             out.token_ids += delta.token_ids
             out.logprobs += delta.logprobs or []  # type: ignore[operator]
+            out.starts += delta.starts
             out.finish_reason = delta.finish_reason
         ids = prompt["prompt_token_ids"]
         rows = [None, *({t: Logprob(-1.0, 1)} for t in ids[1:])]

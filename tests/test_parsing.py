@@ -341,7 +341,8 @@ _PIECES = [
     "</parameter>", "<function=weather>", "<parameter=city>", "<parameter=days>", "<function=now>", "\n", " ",
     "\n\n", "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "<|python_tag|>", ";", "{", "}", "[", "]", ",", ":", '"',
     "\\", '{"name": "weather", "arguments": ', '{"name": "now", "parameters": ', '"name"', '"arguments"',
-    "weather", '{"city": "', "12", "-", "true", "nul", "None", "é", "𝄞", "\\u00e9", "\\ud800", "\t", "\x00", "text", "<",
+    "weather", '{"city": "', "12", "-", "true", "nul", "None", "é", "𝄞", "\\u00e9", "\\ud800", "\t", "\x00",
+    "text", "<",
     "</function>\n</tool_call>", "\n<parameter=",
 ]  # fmt: skip
 _TEXTS = st.lists(st.sampled_from(_PIECES) | st.text(max_size=3), max_size=40).map("".join)

@@ -27,14 +27,19 @@ from plait.server.service import Prompt, Service
 encode: Callable[[Any], bytes] = msgspec.json.Encoder().encode
 
 
-def usage(prompt_tokens: int, completion_tokens: int, cached_tokens: int) -> dict[str, Any]:
-    """Token counts as the OpenAI API reports them."""
-    return {
+def usage(
+    prompt_tokens: int, completion_tokens: int, cached_tokens: int, reasoning_tokens: int | None = None
+) -> dict[str, Any]:
+    """Token counts as the OpenAI API reports them; of reasoning only where it is told apart."""
+    counts: dict[str, Any] = {
         "prompt_tokens": prompt_tokens,
         "completion_tokens": completion_tokens,
         "total_tokens": prompt_tokens + completion_tokens,
         "prompt_tokens_details": {"cached_tokens": cached_tokens},
     }
+    if reasoning_tokens is not None:
+        counts["completion_tokens_details"] = {"reasoning_tokens": reasoning_tokens}
+    return counts
 
 
 class Answer(ABC):
@@ -93,7 +98,12 @@ class Answer(ABC):
             "request_id": self.id if len(self.prompts) == 1 else f"{self.id}-{prompt}",
             "priority": self.body.priority,
             "cache_salt": self.body.cache_salt,
+            "shown_ids": self.prompts[prompt].shown_ids,
         }
+
+    def reasoning_tokens(self) -> int | None:
+        """Tokens of reasoning so far, None where it is not told apart."""
+        return None
 
     # -- whole answers -------------------------------------------------------------------------------
 
@@ -117,6 +127,7 @@ class Answer(ABC):
             sum(len(p.token_ids) for p in self.prompts),
             sum(self.counted(len(o.token_ids)) for r in requests for o in r.outputs),
             sum(r.num_cached_tokens for r in requests),
+            self.reasoning_tokens(),
         )
         return self.head | {"choices": choices, "usage": totals}
 
@@ -171,7 +182,8 @@ class _Chunks:
         return sse.event(self._head + choices + tail)
 
     def _totals(self) -> bytes:
-        return encode(usage(self._prompt_tokens, self._completion_tokens, sum(self._cached.values())))
+        cached, reasoning = sum(self._cached.values()), self._answer.reasoning_tokens()
+        return encode(usage(self._prompt_tokens, self._completion_tokens, cached, reasoning))
 
     def opening(self) -> bytes:
         answer = self._answer

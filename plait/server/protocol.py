@@ -38,17 +38,13 @@ _NOT_SERVED: Neutral = {
     "kv_transfer_params": (),
 }
 _NOT_SERVED_CHAT: Neutral = _NOT_SERVED | {
-    "tools": ([],),
-    "tool_choice": ("none", "auto"),
     "functions": ([],),
     "function_call": ("none", "auto"),
     "modalities": (["text"], []),
     "audio": (),
     "prediction": (),
     "web_search_options": (),
-    "reasoning_effort": (),
     "verbosity": (),
-    "include_reasoning": (True,),
     "echo": (False,),
     "chat_template": (),
     "documents": ([],),
@@ -194,7 +190,11 @@ class ChatRequest(Request):
     chat_template_kwargs: dict[str, Any] = {}
     add_generation_prompt: bool = True
     continue_final_message: bool = False
+    tools: list[dict[str, Any]] = []
+    tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool = True
+    include_reasoning: bool = True
+    reasoning_effort: str | None = None
 
     @model_validator(mode="after")
     def _check(self) -> ChatRequest:

@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from plait.server.errors import APIError
 from plait.server.logprobs import LogprobFormatter
 from plait.server.metrics import ServerMetrics
-from plait.server.protocol import ChatRequest, Request
+from plait.server.protocol import Request
 from plait.server.settings import ServerSettings
+from plait.server.tools import Toolbox
 from plait.text.boundaries import Boundaries
 from plait.text.chat import ChatError
 from plait.text.conversation import encode_conversation
+from plait.text.parsing import OutputFormat, OutputParser
 
 if TYPE_CHECKING:
     from plait.engine.async_engine import AsyncEngine
@@ -33,6 +35,29 @@ class Prompt:
     token_ids: list[int]
     text: str | None = None
     boundaries: Boundaries = field(default_factory=Boundaries)
+    parser: Callable[[], OutputParser] | None = None
+    """makes the parser of one answer; None: an answer is content and nothing else"""
+    shown_ids: frozenset[int] = frozenset()
+    """special tokens that the parser looks for"""
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """A conversation to be answered, whatever API it came by.
+
+    Args:
+        messages: in the form of the chat API.
+        tools: what may be called.
+        template_kwargs: names for the chat template, over the server's own.
+        param: the field that a complaint about the messages names.
+    """
+
+    messages: list[dict[str, Any]]
+    tools: Toolbox = field(default_factory=Toolbox)
+    template_kwargs: dict[str, Any] = field(default_factory=dict)
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    param: str = "messages"
 
 
 class Service:
@@ -45,6 +70,19 @@ class Service:
         self.metrics = ServerMetrics(self.model)
         self.logprobs = LogprobFormatter(engine.tokenizer)
         self.defaults: dict[str, Any] = engine.info.generation_defaults.sampling()
+        self.format = self._output_format()
+
+    def _output_format(self) -> OutputFormat | None:
+        """What the model's answers look like; None where there is no text, or no conversation.
+
+        Raises:
+            ValueError: a parser that does not exist.
+        """
+        tokenizer, template = self.engine.tokenizer, self.engine.chat_template
+        if tokenizer is None or template is None:
+            return None
+        settings = self.settings
+        return OutputFormat(tokenizer, template.source, settings.reasoning_parser, settings.tool_call_parser)
 
     def check(self, body: Request) -> None:
         """Refuse what this server, started as it is, does not serve.
@@ -68,6 +106,28 @@ class Service:
             message = f"model {asked!r} is not served here; this server has {self.model!r}"
             raise APIError(404, message, "model", "model_not_found")
 
+    def thinking_kwargs(self, effort: str | None) -> dict[str, Any]:
+        """``reasoning_effort`` as names for the chat template.
+
+        Raises:
+            APIError: the template has nothing that could follow it.
+        """
+        template = self.engine.chat_template
+        if effort is None or template is None:
+            return {}
+        if "reasoning_effort" in template.source:
+            return {"reasoning_effort": effort}
+        if "enable_thinking" in template.source:
+            if effort == "none":
+                return {"enable_thinking": False}
+            message = (
+                f"reasoning_effort={effort!r}: this model thinks or does not (reasoning_effort 'none'); "
+                "thinking_token_budget bounds how much"
+            )
+            raise APIError(400, message, "reasoning_effort")
+        message = f"reasoning_effort={effort!r}: the model's chat template has no such setting; leave it out"
+        raise APIError(400, message, "reasoning_effort")
+
     def tokenizer(self) -> Tokenizer:
         """The tokenizer, for requests that need text.
 
@@ -89,35 +149,71 @@ class Service:
         )
         return Prompt(ids, prompt)
 
-    async def render(self, body: ChatRequest) -> Prompt:
-        """Token ids of a conversation.
+    async def render(self, turn: Turn) -> Prompt:
+        """Token ids of a conversation, and how its answers are to be read.
 
         Raises:
-            APIError: the messages, or the template's complaint about them.
+            APIError: the messages, the template's complaint about them, or tools that cannot be had.
         """
         template = self.engine.chat_template
         tokenizer = self.tokenizer()
-        if template is None:
+        if template is None or self.format is None:
             message = "the model has no chat template: start with --chat-template, or use /v1/completions"
-            raise APIError(400, message, "messages")
+            raise APIError(400, message, turn.param)
+        self._check_tools(turn.tools)
+        output, forced = self.format, ""
+        if turn.tools.must_call:
+            if not turn.add_generation_prompt:
+                raise APIError(
+                    400, "tool_choice asks for a call, and there is no answer to begin", "tool_choice"
+                )
+            forced = output.forced(turn.tools.only)
         try:
-            length = sum(len(str(message.get("content"))) for message in body.messages)
+            length = sum(len(str(message.get("content"))) for message in turn.messages)
             conversation = await _beside(
                 lambda: encode_conversation(
                     template,
                     tokenizer,
-                    body.messages,
-                    add_generation_prompt=body.add_generation_prompt,
-                    continue_final_message=body.continue_final_message,
-                    **self.settings.default_chat_template_kwargs | body.chat_template_kwargs,
+                    turn.messages,
+                    tools=turn.tools.declared or None,
+                    add_generation_prompt=turn.add_generation_prompt,
+                    continue_final_message=turn.continue_final_message,
+                    ending=(lambda text: output.closing(text) + forced) if forced else None,
+                    **self.settings.default_chat_template_kwargs | turn.template_kwargs,
                 ),
                 length,
             )
         except ChatError as error:
-            raise APIError(400, str(error), "messages") from None
+            raise APIError(400, str(error), turn.param) from None
         except UnicodeError:
-            raise APIError(400, "messages hold an unpaired surrogate, which is no text", "messages") from None
-        return Prompt(conversation.tokens, conversation.text, conversation.boundaries)
+            message = f"{turn.param} hold an unpaired surrogate, which is no text"
+            raise APIError(400, message, turn.param) from None
+        text = conversation.text.removesuffix(forced)
+
+        def parser() -> OutputParser:
+            return output.parser(text, turn.tools.schemas, forced=forced, parallel=turn.tools.parallel)
+
+        return Prompt(
+            conversation.tokens,
+            conversation.text,
+            conversation.boundaries,
+            parser if output.reasoning or turn.tools.schemas else None,
+            output.shown_ids,
+        )
+
+    def _check_tools(self, tools: Toolbox) -> None:
+        if not tools.declared:
+            return
+        assert self.format is not None
+        if self.format.tools is None:
+            message = (
+                "tools cannot be served: the chat template does not show in which format the model calls "
+                "them; start the server with --tool-call-parser"
+            )
+            raise APIError(400, message, "tools")
+        if not (tools.must_call or self.settings.enable_auto_tool_choice):
+            message = "tool_choice 'auto' is turned off on this server (--no-enable-auto-tool-choice)"
+            raise APIError(400, message, "tool_choice")
 
 
 async def _beside(work: Callable[[], T], length: int) -> T:

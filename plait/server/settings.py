@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from plait.text.parsing.formats import REASONING_PARSERS, TOOL_PARSERS
+
 LOG_LEVELS = ("critical", "error", "warning", "info", "debug", "trace")
 
 TEMPLATE_ARGUMENTS = frozenset({"messages", "tools", "add_generation_prompt", "continue_final_message"})
@@ -27,10 +29,21 @@ class ServerSettings:
     default_chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
     """handed to the chat template unless the request says otherwise"""
 
+    reasoning_parser: str | None = None
+    """format of the model's reasoning; None: as its chat template shows"""
+    tool_call_parser: str | None = None
+    """format of the model's tool calls; None: as its chat template shows"""
+    enable_auto_tool_choice: bool = True
+    """let the model choose whether to call a tool"""
+
     priorities: bool = False
     """the engine runs requests by priority; otherwise one that brings a priority is refused"""
 
     def __post_init__(self) -> None:
+        for name, known in (("reasoning_parser", REASONING_PARSERS), ("tool_call_parser", TOOL_PARSERS)):
+            value = getattr(self, name)
+            if value is not None and value not in (*known, "none"):
+                raise ValueError(f"{name}={value!r}: it must be one of {', '.join((*known, 'none'))}")
         taken = sorted(TEMPLATE_ARGUMENTS & self.default_chat_template_kwargs.keys())
         if taken:
             raise ValueError(
