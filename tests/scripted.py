@@ -13,10 +13,8 @@ import httpx
 from plait.core.sampling_params import SamplingParams
 from plait.engine.outputs import (
     CompletionDelta,
-    CompletionOutput,
     EngineDeadError,
     Logprob,
-    RequestOutput,
     RequestRefused,
 )
 from plait.engine.stats import EngineStats
@@ -71,6 +69,7 @@ class ScriptedEngine:
         self.answer = answer.encode()
         self.hang_after = hang_after
         self.dead = asyncio.Event()
+        self.aborted = asyncio.Event()
         self.asked: list[tuple[Any, SamplingParams, dict[str, Any]]] = []
         self.open = 0
         self.tokenizer: ByteTokenizer | None = ByteTokenizer()
@@ -103,9 +102,21 @@ class ScriptedEngine:
         try:
             for step in range(len(self.answer)):
                 for child in range(params.n):
-                    yield self._delta(params, child, step)
+                    delta = self._delta(params, child, step)
+                    if params.prompt_logprobs is not None and step == child == 0:
+                        ids = prompt["prompt_token_ids"]
+                        delta.prompt_logprobs = [None, *({t: Logprob(-1.0, 1)} for t in ids[1:])]
+                    yield delta
                 if self.hang_after == step:
-                    await self.dead.wait()
+                    ends = [asyncio.ensure_future(e.wait()) for e in (self.dead, self.aborted)]
+                    try:
+                        await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+                    finally:
+                        for end in ends:
+                            end.cancel()
+                    if self.aborted.is_set():
+                        yield CompletionDelta(0, "", (), None, "abort", None, 0)
+                        return
                     raise EngineDeadError("the engine process has ended (exit code -9)")
         finally:
             self.open -= 1
@@ -129,19 +140,8 @@ class ScriptedEngine:
             starts=(len(self.answer[:step].decode("utf-8", "ignore")),),
         )
 
-    async def generate(self, prompt: Any, params: SamplingParams, **more: Any) -> RequestOutput:
-        outputs = [CompletionOutput(i, token_ids=[], logprobs=[]) for i in range(params.n)]
-        async for delta in self.stream(prompt, params, **more):
-            out = outputs[delta.index]
-            out.text += delta.text
-            out.token_ids += delta.token_ids
-            out.logprobs += delta.logprobs or []  # type: ignore[operator]
-            out.starts += delta.starts
-            out.finish_reason = delta.finish_reason
-        ids = prompt["prompt_token_ids"]
-        rows = [None, *({t: Logprob(-1.0, 1)} for t in ids[1:])]
-        asked = params.prompt_logprobs is not None
-        return RequestOutput("r", None, ids, outputs, True, rows if asked else None, num_cached_tokens=4)
+    def abort(self, request_id: str) -> None:
+        self.aborted.set()
 
 
 def serve(

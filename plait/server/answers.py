@@ -19,10 +19,12 @@ from starlette.responses import Response
 from plait.core.sampling_params import SamplingParams
 from plait.engine.outputs import CompletionDelta, CompletionOutput, RequestOutput
 from plait.server import sse
+from plait.server.desk import Order
 from plait.server.errors import as_api_error
 from plait.server.metrics import Stopwatch
+from plait.server.prompts import Prompt
 from plait.server.protocol import Request
-from plait.server.service import Prompt, Service
+from plait.server.service import Service
 
 encode: Callable[[Any], bytes] = msgspec.json.Encoder().encode
 
@@ -88,18 +90,15 @@ class Answer(ABC):
         except sse.ClientGone:
             return sse.gone()
 
-    def _to_engine(self, prompt: int) -> dict[str, Any]:
-        return {
-            "prompt": {
-                "prompt_token_ids": self.prompts[prompt].token_ids,
-                "boundaries": self.prompts[prompt].boundaries,
-            },
-            "params": self.params,
-            "request_id": self.id if len(self.prompts) == 1 else f"{self.id}-{prompt}",
-            "priority": self.body.priority,
-            "cache_salt": self.body.cache_salt,
-            "shown_ids": self.prompts[prompt].shown_ids,
-        }
+    def _order(self, prompt: int) -> Order:
+        return Order(
+            self.prompts[prompt],
+            self.params,
+            self.id if len(self.prompts) == 1 else f"{self.id}-{prompt}",
+            self.body.priority,
+            self.body.cache_salt,
+            self.body.timeout,
+        )
 
     def reasoning_tokens(self) -> int | None:
         """Tokens of reasoning so far, None where it is not told apart."""
@@ -108,10 +107,8 @@ class Answer(ABC):
     # -- whole answers -------------------------------------------------------------------------------
 
     async def _whole(self) -> Response:
-        engine = self.service.engine
-        requests = await sse.together(
-            [engine.generate(**self._to_engine(p)) for p in range(len(self.prompts))]
-        )
+        desk = self.service.desk
+        requests = await sse.together([desk.generate(self._order(p)) for p in range(len(self.prompts))])
         self.clock.first_token(requests[0].metrics.first_token)
         self.clock.end()
         return Response(encode(self.whole_body(requests)), media_type="application/json")
@@ -138,8 +135,8 @@ class Answer(ABC):
     # -- streams -------------------------------------------------------------------------------------
 
     async def _stream(self, http: HTTPRequest) -> Response:
-        engine = self.service.engine
-        deltas = sse.merged([engine.stream(**self._to_engine(p)) for p in range(len(self.prompts))])
+        desk = self.service.desk
+        deltas = sse.merged([desk.stream(self._order(p)) for p in range(len(self.prompts))])
         # The first delta is awaited before headers go out, so that a refusal can still be a 400.
         first = await sse.unless_gone(http.receive, anext(deltas))
         return sse.EventStream(self._events(first, deltas), deltas)
@@ -194,7 +191,7 @@ class _Chunks:
     def of(self, prompt: int, delta: CompletionDelta) -> bytes | None:
         """The event for a delta, None if it has nothing to show."""
         answer = self._answer
-        self._cached[prompt] = delta.num_cached_tokens
+        self._cached[prompt] = max(delta.num_cached_tokens, self._cached.get(prompt, 0))
         count = len(delta.token_ids)
         if count:
             self._completion_tokens += count

@@ -14,8 +14,10 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from plait import __version__
 from plait.engine.outputs import EngineDeadError
 from plait.server import errors
+from plait.server.anthropic_messages import CountRequest, MessagesRequest
 from plait.server.chat import chat_completions
 from plait.server.completions import completions
+from plait.server.messages import count_tokens, create_message
 from plait.server.protocol import ChatRequest, CompletionRequest
 from plait.server.service import Service
 from plait.server.settings import ServerSettings
@@ -32,6 +34,7 @@ def create_app(engine: AsyncEngine, settings: ServerSettings | None = None) -> F
     app.state.service = service
     errors.install(app)
     _add_openai(app, service)
+    _add_anthropic(app, service)
     _add_operations(app, service)
     if settings.api_key:
         app.add_middleware(RequireKey, key=settings.api_key)
@@ -57,6 +60,16 @@ def _add_openai(app: FastAPI, service: Service) -> None:
     async def get_model(name: str) -> dict[str, Any]:
         service.check_model(name)
         return _model(service, created)
+
+
+def _add_anthropic(app: FastAPI, service: Service) -> None:
+    @app.post("/v1/messages", response_model=None)
+    async def post_messages(body: MessagesRequest, request: Request) -> Response:
+        return await create_message(service, body, request)
+
+    @app.post("/v1/messages/count_tokens")
+    async def post_count_tokens(body: CountRequest) -> dict[str, int]:
+        return await count_tokens(service, body)
 
 
 def _model(service: Service, created: int) -> dict[str, Any]:
@@ -99,7 +112,8 @@ class RequireKey:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["method"] != "OPTIONS" and self._guarded(scope):
-            given = dict(scope["headers"]).get(b"authorization", b"")
+            headers = dict(scope["headers"])
+            given = headers.get(b"authorization") or b"Bearer " + headers.get(b"x-api-key", b"")
             if not secrets.compare_digest(given, self._expected):
                 message = "the API key is missing or wrong: send it as Authorization: Bearer <key>"
                 error = errors.APIError(401, message, code="invalid_api_key")

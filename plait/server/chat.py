@@ -11,9 +11,10 @@ from starlette.responses import Response
 
 from plait.engine.outputs import CompletionDelta, CompletionOutput, RequestOutput
 from plait.server.answers import Answer
+from plait.server.prompts import Turn
 from plait.server.protocol import ChatRequest
 from plait.server.replies import Reply
-from plait.server.service import Service, Turn
+from plait.server.service import Service
 from plait.server.tools import toolbox
 from plait.text.parsing import CallArguments, CallBegin, Content, Event, Reasoning
 
@@ -30,6 +31,7 @@ async def chat_completions(service: Service, body: ChatRequest, http: HTTPReques
         body.continue_final_message,
     )
     prompt = await service.render(turn)
+    params = service.with_budget(params, prompt, body.thinking_token_budget)
     return await ChatAnswer(service, body, [prompt], params).respond(http)
 
 

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from plait.core.sampling_params import SamplingParams
+from plait.server.desk import Desk
 from plait.server.errors import APIError
 from plait.server.logprobs import LogprobFormatter
 from plait.server.metrics import ServerMetrics
+from plait.server.prompts import Prompt, Turn
 from plait.server.protocol import Request
 from plait.server.settings import ServerSettings
 from plait.server.tools import Toolbox
-from plait.text.boundaries import Boundaries
 from plait.text.chat import ChatError
 from plait.text.conversation import encode_conversation
 from plait.text.parsing import OutputFormat, OutputParser
@@ -28,38 +30,6 @@ _LONG_TEXT = 20_000
 """characters from which a text is tokenized beside the event loop: below, a thread costs more"""
 
 
-@dataclass(frozen=True, slots=True)
-class Prompt:
-    """A prompt as token ids, with the text it came from where there was one."""
-
-    token_ids: list[int]
-    text: str | None = None
-    boundaries: Boundaries = field(default_factory=Boundaries)
-    parser: Callable[[], OutputParser] | None = None
-    """makes the parser of one answer; None: an answer is content and nothing else"""
-    shown_ids: frozenset[int] = frozenset()
-    """special tokens that the parser looks for"""
-
-
-@dataclass(frozen=True, slots=True)
-class Turn:
-    """A conversation to be answered, whatever API it came by.
-
-    Args:
-        messages: in the form of the chat API.
-        tools: what may be called.
-        template_kwargs: names for the chat template, over the server's own.
-        param: the field that a complaint about the messages names.
-    """
-
-    messages: list[dict[str, Any]]
-    tools: Toolbox = field(default_factory=Toolbox)
-    template_kwargs: dict[str, Any] = field(default_factory=dict)
-    add_generation_prompt: bool = True
-    continue_final_message: bool = False
-    param: str = "messages"
-
-
 class Service:
     """An engine and what the server knows about it."""
 
@@ -71,6 +41,7 @@ class Service:
         self.logprobs = LogprobFormatter(engine.tokenizer)
         self.defaults: dict[str, Any] = engine.info.generation_defaults.sampling()
         self.format = self._output_format()
+        self.desk = Desk(engine, settings.max_waiting, settings.stream_interval)
 
     def _output_format(self) -> OutputFormat | None:
         """What the model's answers look like; None where there is no text, or no conversation.
@@ -138,6 +109,21 @@ class Service:
             message = "the server runs with --skip-tokenizer-init: send token ids to /v1/completions"
             raise APIError(400, message, "prompt")
         return self.engine.tokenizer
+
+    def with_budget(self, params: SamplingParams, prompt: Prompt, tokens: int | None) -> SamplingParams:
+        """The parameters with a bound on reasoning.
+
+        Raises:
+            APIError: the model's reasoning is not told apart.
+        """
+        if tokens is None:
+            return params
+        assert self.format is not None
+        try:
+            budget = self.format.thinking_budget(prompt.text or "", tokens)
+        except ValueError as error:
+            raise APIError(400, str(error), "thinking_token_budget") from None
+        return replace(params, thinking_budget=budget)
 
     async def encode(self, prompt: str | list[int], add_special_tokens: bool) -> Prompt:
         """Token ids of a prompt of the completions endpoint."""

@@ -36,10 +36,23 @@ class ServerSettings:
     enable_auto_tool_choice: bool = True
     """let the model choose whether to call a tool"""
 
+    max_waiting: int | None = None
+    """most requests that wait for their first token; one more gets a 429. None: no bound"""
+    stream_interval: int = 1
+    """tokens between two events of a stream, after the first"""
+    max_body_bytes: int = 32 * 2**20
+    """largest body of a request"""
+    max_prompt_tokens: int | None = None
+    """longest prompt; None: what the model's length allows"""
+
     priorities: bool = False
     """the engine runs requests by priority; otherwise one that brings a priority is refused"""
 
     def __post_init__(self) -> None:
+        for name in ("max_waiting", "stream_interval", "max_body_bytes", "max_prompt_tokens"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name}={value}: it must be from 1 up")
         for name, known in (("reasoning_parser", REASONING_PARSERS), ("tool_call_parser", TOOL_PARSERS)):
             value = getattr(self, name)
             if value is not None and value not in (*known, "none"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from plait.core.sampling_params import ThinkingBudget
 from plait.text.parsing.formats import (
     REASONING,
     REASONING_PARSERS,
@@ -52,6 +53,7 @@ class OutputFormat:
         ids = {tag: tokenizer.token_id(tag) for tag in tags}
         self._tag_ids = {i: tag for tag, i in ids.items() if i is not None and i in tokenizer.special_ids}
         self.shown_ids = frozenset(self._tag_ids)
+        self._tokenizer = tokenizer
 
     def begins_inside(self, prompt: str) -> bool:
         """Whether the answer to a rendered prompt begins inside the reasoning."""
@@ -93,6 +95,30 @@ class OutputFormat:
         if self.reasoning is None or not self.begins_inside(prompt):
             return ""
         return f"\n{REASONING[self.reasoning].close}\n\n"
+
+    def thinking_budget(self, prompt: str, tokens: int) -> ThinkingBudget:
+        """The bound of ``tokens`` on the reasoning in an answer to ``prompt``.
+
+        Raises:
+            ValueError: the model's reasoning is not told apart.
+        """
+        if self.reasoning is None:
+            raise ValueError("reasoning is not told apart here, so it has no budget (--reasoning-parser)")
+        form = REASONING[self.reasoning]
+        close = self._ids(form.close)
+        ends = [close]
+        if form.calls_end_it and self.tools:
+            ends += [self._ids(tag) for tag in tool_format(self.tools).openings]
+        return ThinkingBudget(
+            tokens,
+            (*self._ids("\n"), *close),
+            len(close),
+            tuple(ends),
+            () if self.begins_inside(prompt) else self._ids(form.open),
+        )
+
+    def _ids(self, text: str) -> tuple[int, ...]:
+        return tuple(self._tokenizer.encode(text, add_special_tokens=False))
 
     def forced(self, name: str | None) -> str:
         """What a prompt must end in for the answer to be a call, of the function ``name`` if given."""
