@@ -109,6 +109,21 @@ def serve(
             "qwen3_coder, hermes, llama3_json, mistral or none; by default as the chat template shows.",
         ),
     ] = None,
+    max_waiting: Annotated[
+        int | None,
+        _server_option(
+            "--max-waiting", "Most requests that wait for their first token; one more gets a 429.", min=1
+        ),
+    ] = None,
+    stream_interval: Annotated[
+        int, _server_option("--stream-interval", "Tokens between two events of a stream.", min=1)
+    ] = 1,
+    max_body_bytes: Annotated[
+        int, _server_option("--max-body-bytes", "Largest body of a request.", min=1)
+    ] = 32 * 2**20,
+    max_prompt_tokens: Annotated[
+        int | None, _server_option("--max-prompt-tokens", "Longest prompt; by default what fits.", min=1)
+    ] = None,
     enable_auto_tool_choice: Annotated[
         bool,
         _server_option(
@@ -133,6 +148,10 @@ def serve(
         default_chat_template_kwargs=_json_object(
             "--default-chat-template-kwargs", default_chat_template_kwargs
         ),
+        max_waiting=max_waiting,
+        stream_interval=stream_interval,
+        max_body_bytes=max_body_bytes,
+        max_prompt_tokens=max_prompt_tokens,
         reasoning_parser=reasoning_parser,
         tool_call_parser=tool_call_parser,
         enable_auto_tool_choice=enable_auto_tool_choice,

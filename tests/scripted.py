@@ -50,6 +50,9 @@ class ByteTokenizer:
     def token_bytes(self, token: int) -> bytes:
         return bytes([token])
 
+    def token_texts(self, tokens: list[int]) -> list[str]:
+        return [self.token_text(token) for token in tokens]
+
     def token_text(self, token: int) -> str:
         return self.token_bytes(token).decode("utf-8", "replace")
 
@@ -76,7 +79,13 @@ class ScriptedEngine:
         self.chat_template: ChatTemplate | None = ChatTemplate(template)
         defaults = GenerationDefaults(eos_token_ids=(0,), temperature=0.6, top_p=0.9)
         self.info = SimpleNamespace(
-            model="tiny", max_model_len=max_model_len, vocab_size=256, pid=1, generation_defaults=defaults
+            model="tiny",
+            path="/models/tiny",
+            family="qwen3_5",
+            max_model_len=max_model_len,
+            vocab_size=256,
+            pid=1,
+            generation_defaults=defaults,
         )
 
     def check_health(self) -> None:

@@ -52,6 +52,8 @@ class EngineInfo:
     generation_defaults: GenerationDefaults
     pid: int
     """of the engine process"""
+    family: str = ""
+    """the architecture, as the model's config names it"""
 
 
 @dataclass(slots=True)
@@ -93,7 +95,9 @@ class AsyncEngine:
         check_types(args)
         stage("finding the model")
         path = await asyncio.to_thread(resolve_model, args.model, args.revision, args.download_dir)
-        model_config(path)  # a model that cannot be served is said before anything about its tokenizer
+        config = model_config(
+            path
+        )  # a model that cannot be served is said before anything about its tokenizer
         stage("loading the tokenizer")
         tokenizer = await asyncio.to_thread(_load_tokenizer, args, path)
         template = _chat_template(args, tokenizer)
@@ -108,6 +112,7 @@ class AsyncEngine:
             decisions=ready.decisions,
             generation_defaults=defaults,
             pid=ready.pid,
+            family=config.architecture,
         )
         return cls(client, info, tokenizer, template)
 

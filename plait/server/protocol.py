@@ -148,6 +148,7 @@ class Request(BaseModel):
     user: str | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
+    prompt_cache_retention: str | None = None
     metadata: dict[str, Any] | None = None
 
     @model_validator(mode="before")

@@ -41,7 +41,15 @@ class Service:
         self.logprobs = LogprobFormatter(engine.tokenizer)
         self.defaults: dict[str, Any] = engine.info.generation_defaults.sampling()
         self.format = self._output_format()
+        self._longest_token = self._most_characters()
         self.desk = Desk(engine, settings.max_waiting, settings.stream_interval)
+
+    def _most_characters(self) -> int:
+        """Characters of the longest token: a text of more than so many for each token does not fit."""
+        if self.engine.tokenizer is None:
+            return 1
+        texts = map(self.engine.tokenizer.token_bytes, range(self.engine.info.vocab_size))
+        return max(16, max(map(len, texts), default=1))
 
     def _output_format(self) -> OutputFormat | None:
         """What the model's answers look like; None where there is no text, or no conversation.
@@ -68,8 +76,11 @@ class Service:
                 token = token[:12]
                 message = f"logit_bias names token id {token}: the vocabulary has {limit} tokens"
                 raise APIError(400, message, "logit_bias")
-        if body.priority and not self.settings.priorities:
-            message = f"priority={body.priority}: the server runs requests in order of arrival"
+        self.check_priority(body.priority)
+
+    def check_priority(self, priority: int) -> None:
+        if priority and not self.settings.priorities:
+            message = f"priority={priority}: the server runs requests in order of arrival"
             raise APIError(400, f"{message}; start it with --scheduling-policy priority", "priority")
 
     def check_model(self, asked: str | None) -> None:
@@ -125,14 +136,32 @@ class Service:
             raise APIError(400, str(error), "thinking_token_budget") from None
         return replace(params, thinking_budget=budget)
 
+    def check_length(self, count: int, unit: str = "tokens") -> None:
+        """Refuse a prompt that is too long, by its tokens, or by its characters before it is tokenized."""
+        given = self.settings.max_prompt_tokens
+        if given is None and unit == "tokens":
+            return  # the engine checks the prompt beside max_tokens
+        limit = given or self.engine.info.max_model_len
+        most = limit if unit == "tokens" else limit * self._longest_token
+        if count > most:
+            message = f"the prompt has {count} {unit}: this server takes {limit} tokens"
+            raise APIError(400, f"{message}, at most {most} {unit}", None, "context_length_exceeded")
+
     async def encode(self, prompt: str | list[int], add_special_tokens: bool) -> Prompt:
-        """Token ids of a prompt of the completions endpoint."""
+        """Token ids of a prompt of the completions endpoint.
+
+        Raises:
+            APIError: it is too long.
+        """
         if isinstance(prompt, list):
+            self.check_length(len(prompt))
             return Prompt(prompt)
+        self.check_length(len(prompt), "characters")
         tokenizer = self.tokenizer()
         ids = await _beside(
             lambda: tokenizer.encode(prompt, add_special_tokens=add_special_tokens), len(prompt)
         )
+        self.check_length(len(ids))
         return Prompt(ids, prompt)
 
     async def render(self, turn: Turn) -> Prompt:
@@ -147,6 +176,8 @@ class Service:
             message = "the model has no chat template: start with --chat-template, or use /v1/completions"
             raise APIError(400, message, turn.param)
         self._check_tools(turn.tools)
+        length = sum(len(str(message.get("content"))) for message in turn.messages)
+        self.check_length(length, "characters")
         output, forced = self.format, ""
         if turn.tools.must_call:
             if not turn.add_generation_prompt:
@@ -155,7 +186,6 @@ class Service:
                 )
             forced = output.forced(turn.tools.only)
         try:
-            length = sum(len(str(message.get("content"))) for message in turn.messages)
             conversation = await _beside(
                 lambda: encode_conversation(
                     template,
@@ -174,6 +204,7 @@ class Service:
         except UnicodeError:
             message = f"{turn.param} hold an unpaired surrogate, which is no text"
             raise APIError(400, message, turn.param) from None
+        self.check_length(len(conversation.tokens))
         text = conversation.text.removesuffix(forced)
 
         def parser() -> OutputParser:
