@@ -132,6 +132,7 @@ def serve(
     ] = True,
 ) -> None:
     """Serve MODEL over HTTP, with the OpenAI API."""
+    from plait.server.decisions import server_decisions
     from plait.server.run import run
     from plait.server.run import serve as run_server
     from plait.server.settings import LOG_LEVELS, ServerSettings
@@ -163,7 +164,9 @@ def serve(
                 args,
                 settings,
                 on_stage=stages,
-                on_ready=lambda engine, url: show_ready(stages, engine.info, url),
+                on_ready=lambda engine, url: show_ready(
+                    stages, engine.info, url, server_decisions(engine, settings)
+                ),
             )
         )
 

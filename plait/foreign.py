@@ -29,7 +29,7 @@ _OFF = ("false", "none", "0", "")
 
 FOREIGN: dict[str, Foreign] = {
     # accepted: plait decides
-    "gpu_memory_utilization": Foreign(_MEMORY),
+    "gpu_memory_utilization": Foreign(_MEMORY),  # the command line makes it a memory_limit
     "kv_cache_memory_bytes": Foreign(_MEMORY),
     "num_gpu_blocks_override": Foreign(_MEMORY),
     "swap_space": Foreign("preempted requests resume from their last snapshot; no swap space is set aside"),

@@ -351,10 +351,25 @@ _FORMATS = st.tuples(
 )
 
 
-@settings(max_examples=1500, deadline=None)
-@given(_TEXTS, _FORMATS, st.sampled_from(["stop", "length"]), st.booleans(), st.data())
+_REASONS = st.sampled_from(["stop", "length"])
+
+
+@settings(max_examples=500, deadline=None)
+@given(_TEXTS, _FORMATS, _REASONS, st.booleans(), st.data())
 @example('<tool_call>\n{"name": "now"', ("hermes", None, False), "stop", True, None)
 def test_any_text_cut_anywhere(text: str, formats: Any, reason: str, parallel: bool, data: Any) -> None:
+    check(text, formats, reason, parallel, data)
+
+
+@pytest.mark.slow
+@settings(max_examples=20_000, deadline=None)
+@given(_TEXTS, _FORMATS, _REASONS, st.booleans(), st.data())
+def test_many_texts_cut_anywhere(text: str, formats: Any, reason: str, parallel: bool, data: Any) -> None:
+    check(text, formats, reason, parallel, data)
+
+
+def check(text: str, formats: Any, reason: str, parallel: bool, data: Any) -> None:
+    """Streamed equals whole; arguments are JSON, or, of a call that was not whole, the beginning of JSON."""
     tools, reasoning, inside = formats
     start = "reasoning" if reasoning and inside else "start"
     rest = {"reason": reason, "start": start, "parallel": parallel}
@@ -404,7 +419,7 @@ JSON = st.recursive(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.dictionaries(st.text(), JSON, max_size=5), st.booleans(), st.sampled_from([None, 2]), st.data())
 def test_any_json_object_comes_through(value: Any, ascii: bool, indent: int | None, data: Any) -> None:
     text = json.dumps(value, ensure_ascii=ascii, indent=indent)
