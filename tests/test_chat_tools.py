@@ -11,10 +11,12 @@ import re
 from typing import Any
 
 import httpx
+import openai
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scripted import ScriptedEngine, events, serve
+from sockets import listening
 from thinking import TEMPLATE, WEATHER
 
 from plait.server import ServerSettings
@@ -185,6 +187,27 @@ def test_parallel_calls_may_be_forbidden() -> None:
     both = CALL + "\n" + CALL.removeprefix("Let me see.\n\n")
     assert len(message(THOUGHT + both, tools=[WEATHER])["tool_calls"]) == 2
     assert len(message(THOUGHT + both, tools=[WEATHER], parallel_tool_calls=False)["tool_calls"]) == 1
+
+
+def test_the_official_client_reads_it() -> None:
+    with listening(ScriptedEngine(THOUGHT + CALL, None, TEMPLATE, 10_000)) as url:
+        client = openai.OpenAI(base_url=url + "/v1", api_key="k", max_retries=0)
+        given: Any = {"model": "tiny", "messages": HELLO, "tools": [WEATHER]}
+        whole = client.chat.completions.create(**given).choices[0]
+        with client.chat.completions.stream(**given) as stream:
+            grown = [event.arguments_delta for event in stream if "arguments.delta" in event.type]
+            final = stream.get_final_completion().choices[0]
+        for choice in (whole, final):
+            assert choice.finish_reason == "tool_calls"
+            assert choice.message.content == "Let me see."
+            assert choice.message.tool_calls
+            [call] = choice.message.tool_calls
+            assert json.loads(call.function.arguments) == ARGUMENTS
+        assert len(grown) > 9
+        # the next round: what came out goes back in
+        said = whole.message.model_dump(exclude_none=True)
+        result = {"role": "tool", "tool_call_id": said["tool_calls"][0]["id"], "content": "sunny"}
+        assert client.chat.completions.create(**given | {"messages": [*HELLO, said, result]}).choices
 
 
 # Histories that agents send back

@@ -293,6 +293,19 @@ def test_a_forced_prompt_is_the_beginning_of_a_call(tools: str, name: str | None
     assert decoded(summary([*events, *parser.finish("stop")])) == [call("weather", city="A")]
 
 
+def test_thoughts_about_calls_stay_thoughts() -> None:
+    thought = 'A <tool_call> needs JSON. <tool_call>\n{"x": 1} is none, <function=other> neither.'
+    for tools in ("hermes", "qwen3_coder"):
+        text = thought + "\n</think>\n\nSo."
+        found = parse(text, tools, "qwen3", start="reasoning")
+        assert found == {"reasoning": thought, "content": "So.", "calls": []}
+        assert parse(text, tools, "qwen3", start="reasoning", cuts=range(len(text))) == found
+        tokens = OutputParser(table("qwen3", tools), "reasoning", TOOLS)
+        feed_tokens(tokens, list(text))
+        tokens.finish("stop")
+        assert tokens.reasoning_tokens == len(thought) + 1
+
+
 # Tokens
 
 

@@ -40,7 +40,7 @@ async def create_message(service: Service, body: MessagesRequest, http: HTTPRequ
     params = body.sampling_params(service.defaults)
     budget = body.thinking_budget
     prompt = await service.render(body.turn(_default_thinking(service)))
-    params = service.with_budget(params, prompt, budget)
+    params = service.with_budget(params, prompt, budget, "thinking.budget_tokens")
     answer = MessageAnswer(service, body, prompt)
     order = Order(prompt, params, answer.id)
     try:

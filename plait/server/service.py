@@ -121,7 +121,13 @@ class Service:
             raise APIError(400, message, "prompt")
         return self.engine.tokenizer
 
-    def with_budget(self, params: SamplingParams, prompt: Prompt, tokens: int | None) -> SamplingParams:
+    def with_budget(
+        self,
+        params: SamplingParams,
+        prompt: Prompt,
+        tokens: int | None,
+        param: str = "thinking_token_budget",
+    ) -> SamplingParams:
         """The parameters with a bound on reasoning.
 
         Raises:
@@ -133,7 +139,7 @@ class Service:
         try:
             budget = self.format.thinking_budget(prompt.text or "", tokens)
         except ValueError as error:
-            raise APIError(400, str(error), "thinking_token_budget") from None
+            raise APIError(400, str(error), param) from None
         return replace(params, thinking_budget=budget)
 
     def check_length(self, count: int, unit: str = "tokens") -> None:

@@ -76,6 +76,9 @@ class OutputParser:
         self._events: list[Event] = []
         self._raw: list[str] | None = None
         """the text since a call was opened, while it may turn out to be none"""
+        self._raw_tokens = 0
+        self._opened_in = "content"
+        """the state in which a call was opened; text that is no call after all belongs there"""
         self._word: list[str] = []
         """the name or key under way"""
         self._space = ""
@@ -124,7 +127,7 @@ class OutputParser:
             self._buffer = ""  # a tag that was cut off, or the end of a call whose last tag is missing
         self._run(final=True)
         if self._raw is not None:
-            self._show("".join(self._raw))
+            self._fault()
         elif self._json is not None and stopped:
             self._json.close()
             self._events += self._json.events
@@ -240,8 +243,7 @@ class OutputParser:
         count = call.feed(text)
         self._consume(count)
         if call.events:
-            if not call.begun:
-                raise AssertionError("a call has events before it has begun")
+            assert call.begun
             self._begun()
             self._events += call.events
             call.events = []
@@ -294,6 +296,7 @@ class OutputParser:
         while self._tokens and self._tokens[0] < self._at:
             self._tokens.popleft()
             self.reasoning_tokens += reasoning
+            self._raw_tokens += self._raw is not None
 
     # -- tags -------------------------------------------------------------------------------
 
@@ -307,10 +310,13 @@ class OutputParser:
             if not self._parallel:
                 self._enter("over")
                 return
-        if (self._state.kind is Kind.REASONING) != (self._table[move.to].kind is Kind.REASONING):
+        if self._state.kind is not Kind.REASONING and self._table[move.to].kind is Kind.REASONING:
             self._space = ""
         if move.act in (Act.OPEN, Act.NEXT):
-            self._raw = []
+            self._raw, self._raw_tokens = [], 0
+            self._opened_in = self._name if self._state.kind is Kind.REASONING else "content"
+        elif self._state.kind is Kind.REASONING and move.to != self._name:
+            self._space = ""
         word = "".join(self._word).strip()
         if move.act is Act.NAME and not (word and (not self._state.known or word in self._tools)):
             self._fault()
@@ -360,11 +366,14 @@ class OutputParser:
             self._plain.events = []
 
     def _fault(self) -> None:
-        """The text is no call, or none that can be read on. What was kept, and what follows, is content."""
+        """The text is no call, or none that can be read on. What was kept, and what follows, is what stood
+        before the call: content, or reasoning."""
         raw, self._raw = self._raw, None
         self._json = self._plain = None
-        self._enter("content")
+        self._enter("content" if raw is None else self._opened_in)
         if raw:
+            if self._state.kind is Kind.REASONING:
+                self.reasoning_tokens += self._raw_tokens
             self._show("".join(raw))
 
 
