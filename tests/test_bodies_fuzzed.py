@@ -53,7 +53,7 @@ def scripted() -> ScriptedEngine:
 
 
 @pytest.mark.parametrize("path", ENDPOINTS)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(st.data())
 def test_no_body_is_a_server_error(path: str, data: Any) -> None:
     model, least = ENDPOINTS[path]

@@ -264,7 +264,7 @@ _MESSAGES = st.lists(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(_MESSAGES, st.lists(_VALUES, max_size=2) | _VALUES, _VALUES)
 def test_no_history_is_a_server_error(messages: Any, tools: Any, choice: Any) -> None:
     response, _ = ask("x", messages=messages, tools=tools, tool_choice=choice)

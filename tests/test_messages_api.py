@@ -59,6 +59,12 @@ def desk() -> Iterator[Desk]:
         yield Desk(stack)
 
 
+@pytest.fixture(scope="module")
+def shared() -> Iterator[anthropic.Anthropic]:
+    with ExitStack() as stack:
+        yield Desk(stack).client("ok")
+
+
 def shapes(message: anthropic.types.Message) -> list[Any]:
     return [
         (b.type, b.name, b.input) if b.type == "tool_use" else (b.type, getattr(b, b.type))
@@ -204,9 +210,10 @@ def test_a_call_can_be_demanded(desk: Desk, choice: str) -> None:
         ({"system": [{"type": "text", "text": "x", "cache_control": {}}]}, "ephemeral"),
     ],
 )
-def test_refused_by_name(desk: Desk, fields: Any, words: str) -> None:
+def test_refused_by_name(shared: anthropic.Anthropic, fields: Any, words: str) -> None:
+    given = {"model": "tiny", "max_tokens": 2000, "messages": [USER]} | fields
     with pytest.raises(anthropic.BadRequestError, match=words) as fault:
-        desk.ask("ok", **fields)
+        shared.messages.create(**given)
     body: Any = fault.value.body
     assert body["type"] == "error"
     assert body["error"]["type"] == "invalid_request_error"

@@ -53,6 +53,12 @@ def desk() -> Iterator[Desk]:
         yield Desk(stack)
 
 
+@pytest.fixture(scope="module")
+def shared() -> Iterator[openai.OpenAI]:
+    with ExitStack() as stack:
+        yield Desk(stack).client("ok")
+
+
 def shapes(response: Any) -> list[Any]:
     found: list[Any] = []
     for item in response.output:
@@ -174,6 +180,6 @@ def test_effort_and_tool_choice(desk: Desk) -> None:
         ({"extra_body": {"what": 1}}, "unknown field 'what'"),
     ],
 )
-def test_refused_by_name(desk: Desk, fields: Any, words: str) -> None:
+def test_refused_by_name(shared: openai.OpenAI, fields: Any, words: str) -> None:
     with pytest.raises(openai.BadRequestError, match=words):
-        desk.ask("ok", **fields)
+        shared.responses.create(**{"model": "tiny", "input": "hello"} | fields)
