@@ -84,7 +84,6 @@ def take_foreign(argv: list[str]) -> tuple[list[str], list[str]]:
         return argv, []
     rest: list[str] = []
     lines: list[str] = []
-    own = {field.name for field in fields(EngineArgs)}
     tokens = iter(argv)
     for token in tokens:
         if token == "--":
@@ -109,10 +108,8 @@ def take_foreign(argv: list[str]) -> tuple[list[str], list[str]]:
             lines += [line] if line else []
         elif name.startswith("no_") and name[3:] in FOREIGN and not FOREIGN[name[3:]].takes_value:
             pass  # turned off: nothing is asked for
-        elif name in own or name.removeprefix("no_") in own:
-            rest.append("--" + name.replace("_", "-") + equals + value)
         else:
-            rest.append(token)
+            rest.append("--" + name.replace("_", "-") + equals + value)
     return _with_memory_share(rest, lines)
 
 

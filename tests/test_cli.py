@@ -83,6 +83,21 @@ def test_foreign_flags_are_taken_out_with_a_line() -> None:
     assert take_foreign(["generate", "m", "--", "--swap-space"])[0] == ["generate", "m", "--", "--swap-space"]
 
 
+def test_flags_of_the_server_are_written_either_way() -> None:
+    command = [
+        "serve",
+        "m",
+        "--reasoning_parser=qwen3",
+        "--tool_call_parser",
+        "qwen3_coder",
+        "--max_waiting",
+        "9",
+    ]
+    rest, lines = take_foreign([*command, "--enable-prompt-tokens-details"])
+    assert rest[2:] == ["--reasoning-parser=qwen3", "--tool-call-parser", "qwen3_coder", "--max-waiting", "9"]
+    assert lines == ["--enable-prompt-tokens-details has no effect: usage always has cached tokens"]
+
+
 @pytest.mark.parametrize("flag", [["--gpu-memory-utilization", "0.25"], ["--gpu_memory_utilization=0.25"]])
 def test_a_share_of_memory_is_a_limit_in_bytes(flag: list[str]) -> None:
     rest, [line] = take_foreign(["serve", "m", *flag, "--max-num-seqs", "4"])
