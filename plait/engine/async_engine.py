@@ -7,7 +7,7 @@ import itertools
 import os
 import time
 import uuid
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -52,6 +52,8 @@ class EngineInfo:
     generation_defaults: GenerationDefaults
     pid: int
     """of the engine process"""
+    family: str = ""
+    """the architecture, as the model's config names it"""
 
 
 @dataclass(slots=True)
@@ -93,7 +95,9 @@ class AsyncEngine:
         check_types(args)
         stage("finding the model")
         path = await asyncio.to_thread(resolve_model, args.model, args.revision, args.download_dir)
-        model_config(path)  # a model that cannot be served is said before anything about its tokenizer
+        config = model_config(
+            path
+        )  # a model that cannot be served is said before anything about its tokenizer
         stage("loading the tokenizer")
         tokenizer = await asyncio.to_thread(_load_tokenizer, args, path)
         template = _chat_template(args, tokenizer)
@@ -108,6 +112,7 @@ class AsyncEngine:
             decisions=ready.decisions,
             generation_defaults=defaults,
             pid=ready.pid,
+            family=config.architecture,
         )
         return cls(client, info, tokenizer, template)
 
@@ -180,8 +185,11 @@ class AsyncEngine:
         request_id: str | None = None,
         priority: int = 0,
         cache_salt: str | None = None,
+        shown_ids: Collection[int] = (),
     ) -> AsyncGenerator[CompletionDelta, None]:
         """The answers, delta by delta. Closing the generator ends the request and frees its memory.
+
+        ``shown_ids`` are special tokens whose text is part of the answer, whatever the parameters say.
 
         Raises:
             RequestRefused: it cannot be served as asked.
@@ -191,7 +199,7 @@ class AsyncEngine:
         tokenized = self._accept(prompt, params, priority)
         # Closing this generator must close the inner one now, not when it is collected.
         async with aclosing(
-            self._stream(tokenized, params, request_id, priority, cache_salt or "")
+            self._stream(tokenized, params, request_id, priority, cache_salt or "", shown_ids)
         ) as deltas:
             async for delta in deltas:
                 yield delta
@@ -204,6 +212,7 @@ class AsyncEngine:
         request_id: str | None = None,
         priority: int = 0,
         cache_salt: str | None = None,
+        shown_ids: Collection[int] = (),
     ) -> RequestOutput:
         """The whole answers. Raises as ``stream``."""
         tokenized = self._accept(prompt, params, priority)
@@ -218,7 +227,7 @@ class AsyncEngine:
         )
         texts: list[list[str]] = [[] for _ in range(params.n)]
         async with aclosing(
-            self._stream(tokenized, params, request_id, priority, cache_salt or "")
+            self._stream(tokenized, params, request_id, priority, cache_salt or "", shown_ids)
         ) as deltas:
             async for delta in deltas:
                 if output.metrics.first_token is None and delta.token_ids:
@@ -242,7 +251,13 @@ class AsyncEngine:
             self._client.abort(ids)
 
     async def _stream(
-        self, tokenized: Tokenized, params: SamplingParams, request_id: str | None, priority: int, salt: str
+        self,
+        tokenized: Tokenized,
+        params: SamplingParams,
+        request_id: str | None,
+        priority: int,
+        salt: str,
+        shown_ids: Collection[int],
     ) -> AsyncGenerator[CompletionDelta, None]:
         self._client.check()
         request_id = request_id or _new_id()
@@ -256,7 +271,9 @@ class AsyncEngine:
         # The engine's ids are made here: a caller's id can never be that of another caller's answer.
         ids = [f"{next(self._numbers)}:{request_id}" for _ in range(params.n)]
         answers = {
-            child: _Answer(index, AnswerText(self.tokenizer, tokenized.tokens, params), self, params)
+            child: _Answer(
+                index, AnswerText(self.tokenizer, tokenized.tokens, params, shown_ids), self, params
+            )
             for index, child in enumerate(ids)
         }
         wire = m.params_to_wire(params)
@@ -326,7 +343,7 @@ class _Answer:
         reason, stop = output.finish_reason, output.stop_reason
         if piece.stopped is None and reason is not None:
             rest = self.text.finish()
-            piece = Piece(piece.text + rest.text, piece.tokens + rest.tokens, rest.stopped)
+            piece = _joined(piece, rest)
         if piece.stopped is not None:
             reason, stop = "stop", piece.stopped  # type: ignore[assignment]
         self.over = reason is not None
@@ -346,6 +363,7 @@ class _Answer:
             stop_reason=stop,
             num_cached_tokens=output.num_cached_tokens,
             prompt_logprobs=prompt_logprobs,
+            starts=tuple(piece.starts),
         )
 
     def _push(self, output: m.Output) -> Piece:
@@ -355,7 +373,7 @@ class _Answer:
             last = i == len(output.tokens) - 1
             visible = not (last and output.finish_reason == "stop") or self.params.include_stop_str_in_output
             piece = self.text.push(token, entry, visible=visible)
-            whole = Piece(whole.text + piece.text, whole.tokens + piece.tokens, piece.stopped)
+            whole = _joined(whole, piece)
             if piece.stopped is not None:
                 break
         return whole
@@ -368,9 +386,14 @@ class _Answer:
         }
 
 
+def _joined(a: Piece, b: Piece) -> Piece:
+    return Piece(a.text + b.text, a.tokens + b.tokens, a.starts + b.starts, b.stopped)
+
+
 def _gather(output: RequestOutput, delta: CompletionDelta) -> None:
     completion = output.outputs[delta.index]
     completion.token_ids += delta.token_ids
+    completion.starts += delta.starts
     if delta.logprobs is not None:
         completion.logprobs = (completion.logprobs or []) + delta.logprobs
         chosen = (entry[token].logprob for token, entry in zip(delta.token_ids, delta.logprobs, strict=True))

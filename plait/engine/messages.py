@@ -5,12 +5,12 @@ A client's socket is a DEALER, the engine's a ROUTER: answers go to whoever aske
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import astuple, fields
 from typing import Any
 
 import msgspec
 
-from plait.core.sampling_params import SamplingParams
+from plait.core.sampling_params import SamplingParams, ThinkingBudget
 from plait.engine.stats import EngineStats
 
 
@@ -121,8 +121,16 @@ def params_to_wire(params: SamplingParams) -> dict[str, Any]:
     """The fields that differ from their defaults."""
     given = {f.name: getattr(params, f.name) for f in fields(params) if f.init}
     default = SamplingParams()
-    return {name: value for name, value in given.items() if value != getattr(default, name)}
+    wire = {name: value for name, value in given.items() if value != getattr(default, name)}
+    if params.thinking_budget is not None:
+        wire["thinking_budget"] = astuple(params.thinking_budget)
+    return wire
 
 
 def params_from_wire(given: dict[str, Any]) -> SamplingParams:
+    budget = given.get("thinking_budget")
+    if budget is not None:
+        tokens, closes, tag, ends, opens = budget
+        ends = tuple(map(tuple, ends))
+        given = given | {"thinking_budget": ThinkingBudget(tokens, tuple(closes), tag, ends, tuple(opens))}
     return SamplingParams(**given)

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from plait.core.plan import Admission
+from plait.worker.thinking import ThinkingState
 
 
 class TokenCounts:
@@ -70,6 +71,10 @@ class RequestState:
         ends = {*admission.end_token_ids, *(params.stop_token_ids or ())} if params.min_tokens else set()
         self.barred_ids = np.array(sorted(t for t in ends if 0 <= t < vocab_size), dtype=np.int64)
 
+        self.thinking: ThinkingState | None = None
+        if params.thinking_budget is not None:
+            self.thinking = ThinkingState(params.thinking_budget, self.tokens[self.num_prompt_tokens :])
+
         self.penalised = bool(
             params.presence_penalty or params.frequency_penalty or params.repetition_penalty != 1.0
         )
@@ -83,6 +88,13 @@ class RequestState:
         self.tokens.append(token)
         if self.counts is not None:
             self.counts.add(token)
+        if self.thinking is not None:
+            self.thinking.append(token)
+
+    @property
+    def forced_token(self) -> int | None:
+        """The token that must come next, whatever the logits say."""
+        return self.thinking.forced if self.thinking is not None else None
 
     @property
     def num_generated(self) -> int:
