@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import random
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from plait.core.arena import Unit
@@ -23,6 +24,7 @@ from plait.core.plan import Chunk, ChunkResult, Kind, StepPlan, StepResult
 from plait.core.request import Request
 from plait.core.sampling_params import SamplingParams
 from plait.core.scheduler import Refused, Scheduler, SchedulerConfig
+from plait.core.tiers import Tiers
 
 VOCABULARY = 50
 
@@ -173,6 +175,7 @@ class World:
     make_scheduler: type[Scheduler] = Scheduler
     check_every: int = 1
     cancel_rate: float = 0.01
+    make_tiers: Callable[[World], Tiers] | None = None
     rng: random.Random = field(init=False)
     expected: dict[str, tuple[list[int], int, frozenset[int]]] = field(default_factory=dict)
     answers: dict[str, list[int]] = field(default_factory=dict)
@@ -205,6 +208,8 @@ class World:
         )
         self.scheduler = self.make_scheduler(self.cache, config)
         self.worker = SymbolicWorker(self.geometry)
+        if self.make_tiers is not None:
+            self.scheduler.tiers = self.make_tiers(self)
         self.pipeline: deque[StepPlan] = deque()
         self.prompts: list[list[int]] = []
         self.count = 0
@@ -305,12 +310,17 @@ class World:
             self.borrow()
         if self.loans and rng.random() < 0.2:
             self.end_loan()
+        self.tick_tier()
         if len(self.pipeline) < self.depth and (not self.pipeline or rng.random() < 0.7):
             self.launch()
         elif self.pipeline:
             self.land()
         if self.check_every and rng.randrange(self.check_every) == 0:
             self.scheduler.check()
+
+    def tick_tier(self) -> None:
+        if self.scheduler.tiers is not None:
+            self.scheduler.tiers.tier.tick()
 
     def run(self, steps: int) -> None:
         """Until ``steps`` steps were launched, then until everything has ended."""
@@ -322,16 +332,28 @@ class World:
                 raise AssertionError("requests wait and nothing is scheduled")
         self.drain()
 
+    def settles(self) -> bool:
+        """Whether transfers of a tier are still to come; then they go on."""
+        tiers = self.scheduler.tiers
+        if tiers is None or not tiers.busy:
+            return False
+        self.tick_tier()
+        tiers.collect()
+        tiers.spill()
+        return True
+
     def drain(self) -> None:
         while self.loans:
             self.end_loan()
         for _ in range(20_000):
             if self.pipeline:
                 self.land()
-            elif not self.scheduler.has_work:
-                break
-            elif not self.launch():
+            elif self.launch() or self.settles():
+                continue
+            elif self.scheduler.has_work:
                 raise AssertionError("requests wait, memory is free, and nothing is scheduled")
+            else:
+                break
         self.scheduler.check()
         if self.expected:
             raise AssertionError(f"{len(self.expected)} requests never ended")

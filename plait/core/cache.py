@@ -7,7 +7,7 @@ for snapshots, ``commit`` when a step is over and ``release`` when the request l
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from plait.core.arena import ArenaBook, IntegrityError, Unit
@@ -69,6 +69,14 @@ class Cache:
         self.num_snapshots = 0
         self.num_pending = 0
         """exports in flight"""
+        self.num_pins = 0
+        """reads by outside actors"""
+        self.moved = 0
+        """last step that moves units of others"""
+        self.on_publish: Callable[[Node], None] | None = None
+        """told of each node that a hit can newly end at"""
+        self.refusals = 0
+        """times that no memory could be had"""
         self._clock = 0
         self._referenced = [0, 0]
         self._lent = [0, 0]
@@ -261,6 +269,8 @@ class Cache:
                 request.table = ()
             node.used, node.age = self._clock, self.queue.age
             request.nodes.append(node)
+        if self.on_publish is not None and not self.geometry.has_state:
+            self.on_publish(request.nodes[-1])
 
     def _publish_snapshot(self, request: Request, export: PendingExport) -> None:
         depth = export.position // self.geometry.page_size
@@ -277,12 +287,17 @@ class Cache:
         """A state that a request held becomes the snapshot of a node."""
         state.cached = True
         self._drop_ref(state)
+        self._set_snapshot(node, state, kind)
+        self.counters.snapshots_taken[kind.name.lower()] += 1
+        if self.on_publish is not None:
+            self.on_publish(node)
+
+    def _set_snapshot(self, node: Node, state: Unit, kind: SnapshotKind) -> None:
         node.snapshot = state
         node.snapshot_kind = kind
         node.snapshot_hits = 0
         node.snapshot_used, node.snapshot_age = self._clock, self.queue.age
         self.num_snapshots += 1
-        self.counters.snapshots_taken[kind.name.lower()] += 1
         self.queue.add_snapshot(node)
 
     # -- leaving ----------------------------------------------------------------------------
@@ -356,9 +371,79 @@ class Cache:
 
     def end_loan(self, unit: Unit) -> None:
         """The actor is done and the memory is known to be quiet."""
+        self._take_back(unit)
+        self.book.give(unit, self.fence)
+
+    def _take_back(self, unit: Unit) -> None:
         self.book.end_loan(unit)
         self._lent[unit.kind] -= 1
-        self.book.give(unit, self.fence)
+
+    def borrow(self, kind: Kind, near: Unit | None = None) -> tuple[Unit, int] | None:
+        """As ``lend``, but room is made for it.
+
+        Returns:
+            The unit, and the step that must be over before the actor touches it. None without memory.
+        """
+        unit = self._take(kind, near)
+        if unit is None:
+            return None
+        self._drop_ref(unit)
+        self.book.start_loan(unit)
+        self._lent[kind] += 1
+        return unit, self.book.fence_under(unit)
+
+    def fill_page(self, parent: Node | None, key: bytes, packed: bytes, unit: Unit) -> Node | None:
+        """A lent page that now holds what ``key`` says becomes cached; this ends the loan.
+
+        Returns:
+            The node of these tokens: a new one, or one that was published meanwhile. None: the key stands for
+            other tokens.
+        """
+        node = self.index.find(key, parent, packed)
+        if node is not None or (node := self.index.add(key, parent, packed, unit)) is None:
+            self.end_loan(unit)
+            return node
+        self._take_back(unit)
+        node.used, node.age = self._clock, self.queue.age
+        return node
+
+    def fill_snapshot(self, node: Node, unit: Unit, kind: SnapshotKind) -> None:
+        """A lent state that now holds what the node's key says becomes its snapshot; this ends the loan."""
+        if node.snapshot is not None:
+            self.end_loan(unit)
+            return
+        self._take_back(unit)
+        unit.cached = True
+        self._set_snapshot(node, unit, kind)
+
+    def pin(self, node: Node, snapshot: bool) -> int:
+        """Keep a page, or a snapshot and the page before it, where it is while an outside actor reads it.
+
+        Returns:
+            The step that must be over before it is read: it may be moving right now.
+        """
+        for unit in self._read_with(node, snapshot):
+            self._hold(unit)
+            unit.pins += 1
+        self.num_pins += 1
+        return self.moved
+
+    def unpin(self, node: Node, snapshot: bool) -> None:
+        """The actor has read it."""
+        self.num_pins -= 1
+        for unit in self._read_with(node, snapshot):
+            unit.pins -= 1
+            if self._drop_ref(unit) and unit is node.snapshot:
+                self.queue.add_snapshot(node)
+        if not node.page.refs:
+            self.queue.add_page(node)
+
+    @staticmethod
+    def _read_with(node: Node, snapshot: bool) -> list[Unit]:
+        if not snapshot:
+            return [node.page]
+        assert node.snapshot is not None
+        return [node.page, node.snapshot]
 
     # -- memory -----------------------------------------------------------------------------
 
@@ -370,7 +455,7 @@ class Cache:
     @property
     def memory_is_coming(self) -> bool:
         """Memory is held by an export in flight or an outside actor and will return."""
-        return bool(self.num_pending or self._lent[Kind.PAGE] or self._lent[Kind.STATE])
+        return bool(self.num_pending or self.num_pins or self._lent[Kind.PAGE] or self._lent[Kind.STATE])
 
     def available_pages(self, more_states: int = 0) -> int:
         """Pages that are free or evictable once ``more_states`` further slots were handed out."""
@@ -384,6 +469,7 @@ class Cache:
     def _take(self, kind: Kind, near: Unit | None = None) -> Unit | None:
         while (unit := self.book.take(kind, near)) is None:
             if not self._make_room(kind):
+                self.refusals += 1
                 return None
         unit.refs = 1
         self._referenced[kind] += 1
@@ -396,6 +482,7 @@ class Cache:
             copies = self.book.vacate(other, self.launched + 1)
             if copies:
                 self.copies += copies
+                self.moved = self.launched + 1
                 self.counters.units_moved += len(copies)
                 return True
         return self._evict_one()
@@ -524,7 +611,7 @@ class Cache:
         referenced = [0, 0]
         for units in self.book.units:
             for unit in units.values():
-                if unit.refs != refs.pop(id(unit), 0):
+                if unit.refs != refs.pop(id(unit), 0) + unit.pins:
                     raise IntegrityError(f"{unit} does not have that many owners")
                 if unit.cached != (id(unit) in cached):
                     raise IntegrityError(f"{unit} is marked cached against the index")
@@ -559,5 +646,6 @@ class Cache:
             raise IntegrityError("more pages are fenced than free")
         snapshots = sum(node.snapshot is not None for node in self.index.nodes.values())
         snapshots += sum(len(beside) for beside in self.index.leaves.values())
-        if not snapshots == self.num_snapshots == usage["states_cached"]:
+        pinned = sum(unit.pins > 0 for unit in self.book.units[Kind.STATE].values())
+        if not snapshots == self.num_snapshots == usage["states_cached"] + pinned:
             raise IntegrityError(f"{self.num_snapshots} snapshots by count, {snapshots} found")

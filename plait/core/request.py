@@ -72,6 +72,8 @@ class Request:
     num_cached_tokens: int | None = None
     """prompt tokens found in the cache when it was first admitted"""
     num_preemptions: int = 0
+    num_restores: int = 0
+    """times that it waited for a prefix that a tier has"""
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
 
     @property

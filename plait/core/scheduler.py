@@ -17,6 +17,7 @@ from plait.core.pace import Pace, pairs
 from plait.core.plan import Admission, Chunk, ChunkResult, Export, StepPlan, StepResult, TokenLogprobs
 from plait.core.request import PendingExport, Request, Status
 from plait.core.snapshots import SnapshotKind
+from plait.core.tiers import Tiers
 
 SCORED_TOKENS = 256
 """Most tokens in one step of a prompt whose log-probabilities are asked for: each makes a row of logits."""
@@ -144,8 +145,11 @@ class Scheduler:
     still being sampled is passed over until then.
     """
 
-    def __init__(self, cache: Cache, config: SchedulerConfig, pace: Pace | None = None) -> None:
+    def __init__(
+        self, cache: Cache, config: SchedulerConfig, pace: Pace | None = None, tiers: Tiers | None = None
+    ) -> None:
         self.cache = cache
+        self.tiers = tiers
         self.config = config
         self.pace = pace or Pace()
         self.grid = cache.geometry.state_grid
@@ -234,6 +238,8 @@ class Scheduler:
 
     def schedule(self) -> StepPlan | None:
         """The next step, or None when nothing can be computed now."""
+        if self.tiers is not None:
+            self.tiers.collect()
         draft = Draft(self.cache.launched + 1, self.config.max_num_batched_tokens)
         self._plan_running(draft)
         if not draft.preempted:
@@ -241,6 +247,8 @@ class Scheduler:
         self._plan_left_out(draft)
         for part in draft.parts:
             part.exports = self.cache.exports(part.request, part.start, part.end)
+        if self.tiers is not None:
+            self.tiers.spill()
         if not draft.parts and not self.cache.copies:
             return None
         return self._launch(draft)
@@ -340,13 +348,17 @@ class Scheduler:
     def _plan_waiting(self, draft: Draft) -> None:
         """Admit waiting requests in order while budget, ``max_num_seqs`` and memory allow.
 
-        One that follows a leader is passed over; one that waits for memory holds up all behind it.
+        One that follows a leader, or waits for a tier, is passed over; one that waits for memory holds up all
+        behind it.
         """
         followers = 0
         while followers < len(self.waiting) and followers < MOST_FOLLOWERS:
             if len(self.running) >= self.config.max_num_seqs or draft.left < 1:
                 return
             request = self.waiting[followers]
+            if self.tiers is not None and self.tiers.holds_up(request, self._fits):
+                followers += 1
+                continue
             match = self.cache.match(request)
             start = match.position(self.cache.geometry.page_size)
             if self._follows(draft, request, start):
@@ -388,7 +400,7 @@ class Scheduler:
         leader.marks.setdefault(best, SnapshotKind.FORK)
         return True
 
-    def _fits(self, pages_wanted: int) -> bool:
+    def _fits(self, pages_wanted: int, states: int = 1) -> bool:
         """A check, not a reservation: what running prompts and this one still need can be had.
 
         A page is left for each running answer, so that a newcomer is not preempted at once.
@@ -396,7 +408,7 @@ class Scheduler:
         size = self.cache.geometry.pages_for
         behind = sum(max(0, size(r.num_tokens) - len(r.pages)) for r in self.running)
         spare = len(self.running)
-        return pages_wanted + behind + spare <= self.cache.available_pages(more_states=1)
+        return pages_wanted + behind + spare <= self.cache.available_pages(more_states=states)
 
     def _count_admission(self, request: Request) -> None:
         if request.num_cached_tokens is None:
@@ -525,6 +537,8 @@ class Scheduler:
         if len(self.running) > self.config.max_num_seqs:
             raise IntegrityError(f"{len(self.running)} requests run")
         self.cache.check(self.requests.values(), self._pending_exports())
+        if self.tiers is not None:
+            self.tiers.check()
 
     def _pending_exports(self) -> Iterator[PendingExport]:
         for _, parts in self.in_flight:
