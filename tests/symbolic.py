@@ -15,15 +15,16 @@ from __future__ import annotations
 import random
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from plait.core.arena import Unit
 from plait.core.cache import Cache
 from plait.core.geometry import Geometry
-from plait.core.plan import Chunk, ChunkResult, Kind, StepPlan, StepResult
+from plait.core.plan import Chunk, ChunkResult, Kind, StepPlan, StepResult, Way
 from plait.core.request import Request
 from plait.core.sampling_params import SamplingParams
 from plait.core.scheduler import Refused, Scheduler, SchedulerConfig
+from plait.core.swap import SwapSpace
 from plait.core.tiers import Tiers
 
 VOCABULARY = 50
@@ -69,6 +70,8 @@ class SymbolicWorker:
         self.states: dict[int, int | None] = {}
         self.trails: dict[str, list[int]] = {}
         self.tokens: dict[str, list[int]] = {}
+        self.swap: SymbolicWorker | None = None
+        """whose memory is the swap buffer"""
 
     def execute(self, plan: StepPlan) -> StepResult:
         for request_id in plan.ended:
@@ -79,10 +82,12 @@ class SymbolicWorker:
             self.tokens[admission.request_id] = list(admission.tokens)
             self.trails[admission.request_id] = digests(admission.tokens)
         for copy in plan.copies:
+            source = self.swap if copy.way is Way.IN else self
+            target = self.swap if copy.way is Way.OUT else self
             if copy.kind is Kind.PAGE:
-                self.write_page(copy.target, list(self.read_page(copy.source)))
+                target.write_page(copy.target, list(source.read_page(copy.source)))
             else:
-                self.write_state(copy.target, self.states.get(copy.source))
+                target.write_state(copy.target, source.states.get(copy.source))
         return StepResult(plan.step, tuple(self.compute(chunk) for chunk in plan.chunks))
 
     # -- memory: pages and states lie over the same bytes -----------------------------------
@@ -175,6 +180,7 @@ class World:
     make_scheduler: type[Scheduler] = Scheduler
     check_every: int = 1
     cancel_rate: float = 0.01
+    make_swap: type[SwapSpace] | None = None
     make_tiers: Callable[[World], Tiers] | None = None
     rng: random.Random = field(init=False)
     expected: dict[str, tuple[list[int], int, frozenset[int]]] = field(default_factory=dict)
@@ -208,6 +214,11 @@ class World:
         )
         self.scheduler = self.make_scheduler(self.cache, config)
         self.worker = SymbolicWorker(self.geometry)
+        if self.make_swap is not None:
+            size = self.geometry.slab_bytes * rng.choice([2, 4, 40])
+            buffer = replace(self.geometry, arena_bytes=size)
+            self.worker.swap = SymbolicWorker(buffer)
+            self.scheduler.swap = self.make_swap(self.cache, buffer)
         if self.make_tiers is not None:
             self.scheduler.tiers = self.make_tiers(self)
         self.pipeline: deque[StepPlan] = deque()

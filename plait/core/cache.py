@@ -138,6 +138,26 @@ class Cache:
             )
         return True
 
+    def reenter(self, request: Request, nodes: list[Node], pages: int) -> bool:
+        """Give the request the pages of ``nodes``, fresh ones up to ``pages`` in all, and a slot.
+
+        The nodes are those of its leading pages. False (and no change) without memory.
+        """
+        for node in nodes:
+            self._hold(node.page)
+        request.nodes, request.pages = nodes, [node.page for node in nodes]
+        complete = self.grow(request, pages * self.geometry.page_size)
+        if complete and self.geometry.has_state:
+            request.slot = self._take(Kind.STATE)
+            complete = request.slot is not None
+        if not complete:
+            self.release(request)
+            return False
+        self._clock += 1
+        for node in nodes:
+            node.used, node.age = self._clock, self.queue.age
+        return True
+
     def _restore(self, nodes: Sequence[Node], leaf: Leaf | None) -> list[Unit] | None:
         """A slot with the state to go on from, and with a leaf a copy of its page. None without memory."""
         snapshot = leaf.state if leaf else nodes[-1].snapshot if nodes else None

@@ -17,6 +17,7 @@ from plait.core.pace import Pace, pairs
 from plait.core.plan import Admission, Chunk, ChunkResult, Export, StepPlan, StepResult, TokenLogprobs
 from plait.core.request import PendingExport, Request, Status
 from plait.core.snapshots import SnapshotKind
+from plait.core.swap import SwapSpace
 from plait.core.tiers import Tiers
 
 SCORED_TOKENS = 256
@@ -146,10 +147,16 @@ class Scheduler:
     """
 
     def __init__(
-        self, cache: Cache, config: SchedulerConfig, pace: Pace | None = None, tiers: Tiers | None = None
+        self,
+        cache: Cache,
+        config: SchedulerConfig,
+        pace: Pace | None = None,
+        tiers: Tiers | None = None,
+        swap: SwapSpace | None = None,
     ) -> None:
         self.cache = cache
         self.tiers = tiers
+        self.swap = swap
         self.config = config
         self.pace = pace or Pace()
         self.grid = cache.geometry.state_grid
@@ -222,6 +229,8 @@ class Scheduler:
         queue.remove(request)
         if request.status is Status.RUNNING:
             self._ended.append(request.id)
+        if self.swap is not None:
+            self.swap.drop(request)
         if reason == "abort":
             self.cache.release(request)
         else:
@@ -334,13 +343,16 @@ class Scheduler:
             draft.pairs -= request.num_tokens
 
     def _preempt(self, request: Request) -> None:
-        """Back to the queue. It keeps its answer so far and resumes from the last snapshot."""
+        """Back to the queue. It keeps its answer so far, and resumes from the swap or the last snapshot."""
         self.running.remove(request)
+        if self.swap is not None:
+            self.swap.keep(request)
         self.cache.release(request)
         request.status = Status.WAITING
         request.num_computed_tokens = request.num_committed_tokens = 0
         request.num_preemptions += 1
-        request.prompt_logprobs.clear()
+        if request.image is None:
+            request.prompt_logprobs.clear()
         self._ended.append(request.id)
         self.counters.preemptions += 1
         bisect.insort(self.waiting, request, key=self._order)
@@ -356,31 +368,59 @@ class Scheduler:
             if len(self.running) >= self.config.max_num_seqs or draft.left < 1:
                 return
             request = self.waiting[followers]
-            if self.tiers is not None and self.tiers.holds_up(request, self._fits):
+            count = self._resume(draft, request) if self._is_kept(request) else self._enter(draft, request)
+            if count is None:
                 followers += 1
                 continue
-            match = self.cache.match(request)
-            start = match.position(self.cache.geometry.page_size)
-            if self._follows(draft, request, start):
-                followers += 1
-                continue
-            count = self._chunk(draft, request, start)
-            if count < 1 or not self._fits(self.cache.pages_wanted(request, match)):
-                return
-            if not self.cache.admit(request, match):
-                return
-            if not self.cache.grow(request, start + count):
-                self.cache.release(request)
-                request.num_computed_tokens = request.num_committed_tokens = 0
+            if not count:
                 return
             self.waiting.pop(followers)
             request.status = Status.RUNNING
             request.epoch += 1
             bisect.insort(self.running, request, key=self._order)
             self._count_admission(request)
-            self.cache.count_hit(request)
             draft.admitted.append(request)
             draft.add(request, count)
+
+    def _enter(self, draft: Draft, request: Request) -> int | None:
+        """Give the request what the cache has of it, and memory for a chunk.
+
+        Returns:
+            Tokens of the chunk; 0: it must wait for memory or budget; None: it waits for something else, and
+            nobody behind it waits.
+        """
+        if self.tiers is not None and self.tiers.holds_up(request, self._fits):
+            return None
+        match = self.cache.match(request)
+        start = match.position(self.cache.geometry.page_size)
+        if self._follows(draft, request, start):
+            return None
+        count = self._chunk(draft, request, start)
+        if count < 1 or not self._fits(self.cache.pages_wanted(request, match)):
+            return 0
+        if not self.cache.admit(request, match):
+            return 0
+        if not self.cache.grow(request, start + count):
+            self.cache.release(request)
+            request.num_computed_tokens = request.num_committed_tokens = 0
+            return 0
+        self.cache.count_hit(request)
+        return count
+
+    def _is_kept(self, request: Request) -> bool:
+        return self.swap is not None and self.swap.is_usable(request)
+
+    def _resume(self, draft: Draft, request: Request) -> int | None:
+        """As ``_enter``, from the swap buffer."""
+        image = request.image
+        assert self.swap is not None
+        assert image is not None
+        if image.committed < image.cursor:
+            return None  # its last step is still in flight, and a token may come of it
+        count = self._chunk(draft, request, image.cursor)
+        if count < 1 or not self._fits(self.cache.geometry.pages_for(request.num_tokens)):
+            return 0
+        return count if self.swap.resume(request, image.cursor + count) else 0
 
     def _follows(self, draft: Draft, request: Request, found: int) -> bool:
         """Whether another request computes more of its prefix in this very step: then it waits for that.
@@ -479,9 +519,12 @@ class Scheduler:
             request = part.request
             if request.status is not Status.RUNNING or request.epoch != part.epoch:
                 self.cache.drop_exports(part.exports)  # cancelled or preempted meanwhile
-                continue
-            request.num_committed_tokens = part.end
-            self.cache.commit(request, part.exports)
+                if request.image is None or request.image.epoch != part.epoch:
+                    continue
+                request.image.committed = part.end  # swapped out: what came of its last step is not lost
+            else:
+                request.num_committed_tokens = part.end
+                self.cache.commit(request, part.exports)
             request.prompt_logprobs += chunk.prompt_logprobs
             if part.sample:
                 progress.append(self._take_tokens(request, chunk))
@@ -539,6 +582,8 @@ class Scheduler:
         self.cache.check(self.requests.values(), self._pending_exports())
         if self.tiers is not None:
             self.tiers.check()
+        if self.swap is not None:
+            self.swap.check(list(self.requests.values()))
 
     def _pending_exports(self) -> Iterator[PendingExport]:
         for _, parts in self.in_flight:

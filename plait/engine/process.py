@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 IDLE_MS = 1000
 """Longest sleep without work."""
+TEND_MS = 5
+"""Longest sleep while something is on its way to the disk."""
 
 
 class StartOrder(msgspec.Struct):
@@ -91,7 +93,7 @@ class EngineProcess:
     def serve(self) -> None:
         assert self.core is not None
         while self.running:
-            self.receive(0 if self.core.has_work else IDLE_MS)
+            self.receive(0 if self.core.has_work else TEND_MS if self.core.tend() else IDLE_MS)
             if self.running and self.core.has_work:
                 self.deliver(self.core.step())
 
