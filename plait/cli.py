@@ -93,6 +93,9 @@ def serve(
     shutdown_timeout: Annotated[
         float, _server_option("--shutdown-timeout", "Seconds that running requests get to end.", min=0)
     ] = 20.0,
+    debug_endpoints: Annotated[
+        bool, _server_option("--debug-endpoints", "Serve /debug, which shows what clients have sent.")
+    ] = False,
     default_chat_template_kwargs: Annotated[
         str, _server_option("--default-chat-template-kwargs", "JSON object handed to the chat template.")
     ] = "{}",
@@ -114,6 +117,7 @@ def serve(
         default_chat_template_kwargs=_json_object(
             "--default-chat-template-kwargs", default_chat_template_kwargs
         ),
+        debug=debug_endpoints,
         priorities=args.scheduling_policy == "priority",
     )
     with Stages(model) as stages:

@@ -43,6 +43,7 @@ class Cache:
         enabled: False keeps nothing for other requests.
         row_invariant: entries written while decoding equal those a prefill would write, and may be
             shared; otherwise only a prompt's own pages are.
+        budget: most bytes of what is cached and held by no request; None: as much as there is room for.
     """
 
     def __init__(
@@ -53,11 +54,13 @@ class Cache:
         numerics_id: str = "",
         enabled: bool = True,
         row_invariant: bool = True,
+        budget: int | None = None,
     ) -> None:
         self.geometry = geometry
         self.policy = policy or SnapshotPolicy.of(geometry)
         self.enabled = enabled
         self.row_invariant = row_invariant
+        self.budget = budget
         self.book = ArenaBook(geometry)
         self.index = PrefixIndex(geometry.page_size, numerics_id, geometry.has_state)
         self.launched = 0
@@ -264,6 +267,7 @@ class Cache:
             self._publish_pages(request)
         for export in exports:
             self._publish_snapshot(request, export)
+        self._keep_to_budget()
 
     def _publish_pages(self, request: Request) -> None:
         limit = request.num_committed_tokens
@@ -373,6 +377,7 @@ class Cache:
         if request.slot is not None:
             self._drop_unit(request.slot)
         request.pages, request.nodes, request.slot, request.table = [], [], None, ()
+        self._keep_to_budget()
 
     def drop_exports(self, exports: Iterable[PendingExport]) -> None:
         """The request of these exports is gone: their memory is free for the next step."""
@@ -457,6 +462,7 @@ class Cache:
                 self.queue.add_snapshot(node)
         if not node.page.refs:
             self.queue.add_page(node)
+        self._keep_to_budget()
 
     @staticmethod
     def _read_with(node: Node, snapshot: bool) -> list[Unit]:
@@ -579,6 +585,18 @@ class Cache:
         self.counters.pages_evicted += 1
         if node.parent is not None:
             self.queue.add_page(node.parent)
+
+    @property
+    def cached_bytes(self) -> int:
+        """Bytes of what is cached and held by no request."""
+        usage = self.usage()
+        geometry = self.geometry
+        return usage["pages_cached"] * geometry.page_bytes + usage["states_cached"] * geometry.state_stride
+
+    def _keep_to_budget(self) -> None:
+        if self.budget is not None:
+            while self.cached_bytes > self.budget and self._evict_one():
+                pass
 
     def reset_prefixes(self) -> None:
         """Drop everything that no request holds."""

@@ -14,7 +14,8 @@ from plait.core.scheduler import Progress, Scheduler, SchedulerConfig
 from plait.core.snapshots import SnapshotPolicy
 from plait.core.swap import SwapCounters, SwapSpace
 from plait.core.tiers import TierCounters, Tiers
-from plait.engine.memory import memory_bytes
+from plait.core.tree import Branch, branches
+from plait.engine.memory import memory_bytes, parse_bytes
 from plait.engine.resolve import Resolved
 from plait.engine.sharing import finish
 from plait.engine.stats import EngineStats
@@ -57,15 +58,15 @@ class EngineCore:
         assert worker.geometry is not None
         self.resolved = resolved
         self.worker = worker
-        backend = resolved.backend
+        args, backend = resolved.args, resolved.backend
         cache = Cache(
             worker.geometry,
             SnapshotPolicy.of(worker.geometry, resolved.args.snapshot_interval),
             numerics_id=resolved.numerics_id,
             enabled=resolved.args.enable_prefix_caching,
             row_invariant=backend.row_invariant,
+            budget=None if args.prefix_cache_budget is None else parse_bytes(args.prefix_cache_budget),
         )
-        args = resolved.args
         config = SchedulerConfig(
             max_num_batched_tokens=resolved.max_num_batched_tokens,
             max_num_seqs=args.max_num_seqs,
@@ -183,6 +184,10 @@ class EngineCore:
         self.scheduler.cache.reset_prefixes()
 
     # -- looking ----------------------------------------------------------------------------
+
+    def prefix_tree(self, most: int) -> list[Branch]:
+        """The cached prefixes; at most so many branches."""
+        return branches(self.scheduler.cache, most)
 
     def stats(self) -> EngineStats:
         scheduler, cache = self.scheduler, self.scheduler.cache

@@ -117,6 +117,8 @@ class EngineProcess:
                     self.owner_of.pop(request_id, None)
             case m.AskStats(number):
                 self.send(client, m.Stats(number, core.stats()))
+            case m.AskTree(number, most):
+                self.send(client, m.Tree(number, core.prefix_tree(most)))
             case m.ResetPrefixCache():
                 core.reset_prefix_cache()
             case m.Stop():

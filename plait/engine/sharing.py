@@ -164,6 +164,14 @@ def memory_decisions(resolved: Resolved, plan: MemoryPlan, geometry: Geometry) -
 
 
 def _cache_decision(resolved: Resolved, geometry: Geometry) -> Decision:
+    decision = _snapshot_decision(resolved, geometry)
+    budget = resolved.args.prefix_cache_budget
+    if budget is None:
+        return decision
+    return replace(decision, value=f"on, at most {in_words(parse_bytes(budget))} beside what requests hold")
+
+
+def _snapshot_decision(resolved: Resolved, geometry: Geometry) -> Decision:
     if not resolved.args.enable_prefix_caching:
         return Decision("prefix cache", "off", "as asked")
     if not geometry.has_state:

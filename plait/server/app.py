@@ -16,6 +16,7 @@ from plait.engine.outputs import EngineDeadError
 from plait.server import errors
 from plait.server.chat import chat_completions
 from plait.server.completions import completions
+from plait.server.debug import add_debug
 from plait.server.protocol import ChatRequest, CompletionRequest
 from plait.server.service import Service
 from plait.server.settings import ServerSettings
@@ -33,6 +34,8 @@ def create_app(engine: AsyncEngine, settings: ServerSettings | None = None) -> F
     errors.install(app)
     _add_openai(app, service)
     _add_operations(app, service)
+    if settings.debug:
+        add_debug(app, service)
     if settings.api_key:
         app.add_middleware(RequireKey, key=settings.api_key)
     return app
@@ -91,7 +94,7 @@ def _add_operations(app: FastAPI, service: Service) -> None:
 
 
 class RequireKey:
-    """Refuses requests under /v1 that do not carry the key. The rest is for probes and scrapers."""
+    """Refuses requests under /v1 and /debug that lack the key. The rest is for probes and scrapers."""
 
     def __init__(self, app: ASGIApp, key: str):
         self._app = app
@@ -110,4 +113,4 @@ class RequireKey:
     @staticmethod
     def _guarded(scope: Scope) -> bool:
         path: str = scope["path"].removeprefix(scope.get("root_path", ""))
-        return path.startswith("/v1")
+        return path.startswith(("/v1", "/debug"))

@@ -27,6 +27,8 @@ class ServerSettings:
     default_chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
     """handed to the chat template unless the request says otherwise"""
 
+    debug: bool = False
+    """serve ``/debug``, which shows what clients have sent"""
     priorities: bool = False
     """the engine runs requests by priority; otherwise one that brings a priority is refused"""
 
