@@ -20,7 +20,7 @@ TOKENS = 60
 
 @functools.cache
 def crowd() -> tuple[list[list[int]], list[SamplingParams]]:
-    """Short prompts, some with a common beginning, and answers that are longer than the arena has room for."""
+    """Short prompts, some with a common beginning, and answers for which the arena has no room."""
     rng = random.Random(5)
     shared = [rng.randrange(3, VOCAB) for _ in range(70)]
     prompts = [[rng.randrange(3, VOCAB) for _ in range(rng.randrange(1, 130))] for _ in range(10)]

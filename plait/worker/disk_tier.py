@@ -8,13 +8,13 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 
 import torch
 
 from plait.core.tiers import Item, Moved, Name
 from plait.worker.arena import Arena
-from plait.worker.unit_files import DamagedError, UnitFiles
+from plait.worker.unit_files import REFRESH_SECONDS, DamagedError, UnitFiles
 
 log = logging.getLogger(__name__)
 
@@ -94,7 +94,14 @@ class DiskTier:
     # -- threads ----------------------------------------------------------------------------
 
     def _serve(self, queue: SimpleQueue[_Task | None], work: Callable[[_Task], Moved]) -> None:
-        while (task := queue.get()) is not None:
+        while True:
+            try:
+                task = queue.get(timeout=REFRESH_SECONDS if queue is self._writes else None)
+            except Empty:
+                self._refresh()
+                continue
+            if task is None:
+                return
             moved = Moved(task.ticket, False)
             try:
                 if not self._closing:
@@ -104,11 +111,15 @@ class DiskTier:
             self._over.append(moved)
             self._news.set()
 
+    def _refresh(self) -> None:
+        with contextlib.suppress(OSError):  # the next write will tell
+            self.files.refresh()
+
     def _write(self, task: _Task) -> Moved:
         if not self.writable:
             return Moved(task.ticket, False)
         try:
-            self.files.refresh()
+            self._refresh()
             self.files.write(task.item, self._bytes(task), lambda: not self._closing)
             if self.files.is_over:
                 self.files.trim()

@@ -115,7 +115,7 @@ class UnitFiles:
         self.total = 0
         """bytes of all namespaces when last counted, and what was written since"""
         self._listed = (0, 0.0)
-        """the namespace's modification time when it was last listed, and when that was"""
+        """the namespace's modification time when it was last listed, and when to look again"""
         self.found = self._scan()
         self.total = sum(size for _, size, _ in self._all_files())
         if not (self._home / ABOUT).exists():
@@ -137,7 +137,7 @@ class UnitFiles:
     def _scan(self) -> Found:
         """List the namespace; remove what engines that were killed left behind."""
         found = Found()
-        self._listed = (os.stat(self._home).st_mtime_ns, time.monotonic())
+        changed, began = os.stat(self._home).st_mtime_ns, time.monotonic()
         units: dict[Name, None] = {}
         for entry in os.scandir(self._home):
             if (match := _UNIT.fullmatch(entry.name)) is not None:
@@ -153,6 +153,8 @@ class UnitFiles:
                 found.foreign += 1
         found.units = len(units)
         self.units = units
+        now = time.monotonic()
+        self._listed = (changed, now + max(REFRESH_SECONDS, 100 * (now - began)))  # a large folder less often
         return found
 
     @staticmethod
@@ -173,11 +175,13 @@ class UnitFiles:
 
     def refresh(self) -> None:
         """Look for what other engines have added, now and then."""
-        changed, when = self._listed
-        if time.monotonic() - when >= REFRESH_SECONDS:
-            self._listed = (changed, time.monotonic())
-            if os.stat(self._home).st_mtime_ns != changed:
-                self._scan()
+        changed, due = self._listed
+        if time.monotonic() < due:
+            return
+        if os.stat(self._home).st_mtime_ns != changed:
+            self._scan()
+        else:
+            self._listed = (changed, time.monotonic() + REFRESH_SECONDS)
 
     def has(self, name: Name) -> bool:
         return name in self.units
@@ -204,9 +208,10 @@ class UnitFiles:
         path = self._path(item.name)
         part = f"{path}.{os.getpid()}-{next(self._numbers)}.part"
         header = self._header(item, item.reason)
-        file = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        file = self._create(part)
         try:
-            fcntl.flock(file, fcntl.LOCK_EX)
+            with contextlib.suppress(OSError):  # a file system without locks
+                fcntl.flock(file, fcntl.LOCK_EX)
             checksum = xxhash.xxh3_128(header)
             checksum.update(payload)
             for piece in (memoryview(header), payload, memoryview(checksum.digest())):
@@ -220,6 +225,14 @@ class UnitFiles:
             with contextlib.suppress(OSError):
                 os.unlink(part)  # if it is still there
             os.close(file)
+
+    def _create(self, part: str) -> int:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+        try:
+            return os.open(part, flags, 0o600)
+        except FileNotFoundError:  # somebody has removed the folder
+            self._home.mkdir(mode=0o700, parents=True, exist_ok=True)
+            return os.open(part, flags, 0o600)
 
     def read(self, item: Item, payload: memoryview) -> SnapshotKind:
         """Fill ``payload`` with the unit; why the snapshot was taken.
