@@ -45,6 +45,10 @@ class SymbolicTier:
     def write(self, ticket: int, item: Item, index: int) -> None:
         self.writes.append((ticket, item, index, self.expected(item)))
 
+    def touch(self, units: list[tuple[Name, int]]) -> None:
+        for name, _ in units:
+            assert name in self.contents
+
     def read(self, ticket: int, item: Item, index: int) -> None:
         self.reads.append((ticket, item, index))
 

@@ -74,7 +74,7 @@ def test_no_token_of_a_swapped_request_is_computed_twice():
     assert again.scheduler.counters.computed_tokens > core.scheduler.counters.computed_tokens
 
 
-@pytest.mark.parametrize("swap_slabs", [2, 8])
+@pytest.mark.parametrize("swap_slabs", [2, 3])
 def test_what_finds_no_room_is_computed_again(swap_slabs):
     prompts, params = crowd()
     core = squeezed("qwen3_5", swap_slabs, enable_prefix_caching=False, max_num_batched_tokens=64)
@@ -108,21 +108,19 @@ def test_the_latest_and_least_urgent_is_the_victim():
     core = squeezed("qwen3_5", 200, scheduling_policy="priority", max_num_batched_tokens=64)
     for i, prompt in enumerate(prompts):
         core.add(str(i), prompt, params[i], seed=i, max_tokens=TOKENS, priority=i % 2)
-    victims, order = [], []
+    victims = []
     keep = core.swap.keep
 
     def watch(request):
         victims.append((request.priority, request.arrival))
-        order.append(max((r.priority, r.arrival) for r in core.scheduler.running))
+        assert all(victims[-1] >= (other.priority, other.arrival) for other in core.scheduler.running)
         keep(request)
 
     core.swap.keep = watch
     while core.has_work:
         core.step()
     assert len(victims) > 2
-    assert victims == order
-    first = next(i for i, _ in enumerate(victims))
-    assert victims[first][0] == 1
+    assert {priority for priority, _ in victims} == {0, 1}
 
 
 def test_cancelled_while_swapped_out():

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import random
 import stat
-import time
 
 import pytest
 from hypothesis import settings
@@ -137,8 +136,8 @@ def test_of_a_prefix_the_deepest_goes_first(tmp_path):
     chain = [Item(Kind.PAGE, bytes([i] * 16), b"", i, bytes(16)) for i in range(1, 9)]
     for part in chain:
         files.write(part, memoryview(bytes(96)))
-    time.sleep(0.001)  # a modification time is no finer on some systems
-    files.write(chain[5], memoryview(bytes(96)))
+    files.touch([(part.name, part.depth) for part in chain])
+    files.touch([(chain[5].name, 6), (item(3).name, 1)])  # the second is not there
     files.limit = 4 * files.file_bytes(Kind.PAGE)
     files.trim()
     assert [part.depth for part in chain if files.has(part.name)] == [1, 2, 6]

@@ -405,6 +405,8 @@ class Scheduler:
             request.num_computed_tokens = request.num_committed_tokens = 0
             return 0
         self.cache.count_hit(request)
+        if self.tiers is not None:
+            self.tiers.used(request)
         return count
 
     def _is_kept(self, request: Request) -> bool:

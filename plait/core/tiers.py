@@ -25,6 +25,8 @@ from plait.core.snapshots import SnapshotKind
 
 MOST_WAITING = 4096
 """Units that wait to be written; what comes beyond them is not kept."""
+TOUCH_PAGES = 64
+"""Without recurrent layers: pages of a growing prefix between two signs that the tier's part is in use."""
 MOST_RESTORES = 2
 """Times that one request waits for its prefix; what is evicted again before it is admitted is computed."""
 RESTORE_SECONDS = 10.0
@@ -78,6 +80,10 @@ class Tier(Protocol):
 
     def write(self, ticket: int, item: Item, index: int) -> None:
         """Begin to copy unit ``index`` of the arena to the tier."""
+        ...
+
+    def touch(self, units: list[tuple[Name, int]]) -> None:
+        """These units, with their depths, are in use; a bounded tier gives up others first, and deep ones."""
         ...
 
     def read(self, ticket: int, item: Item, index: int) -> None:
@@ -173,19 +179,35 @@ class Tiers:
         """A hit can newly end at ``node``: it and all that leads to it is worth keeping."""
         if not self.tier.writable:
             return
-        wanted = [] if node.snapshot is None else [(Kind.STATE, node.key)]
-        above: Node | None = node
-        while above is not None:
-            wanted.append((Kind.PAGE, above.key))
-            above = above.parent
-        wanted = [
-            name for name in reversed(wanted) if name not in self._on_the_way_out and not self.tier.has(name)
-        ]
+        chain = self._chain(node)
+        wanted = [name for name, _ in chain if name not in self._on_the_way_out and not self.tier.has(name)]
+        if node.snapshot is not None or node.depth % TOUCH_PAGES == 0:
+            self._touch(chain)
         if len(self._backlog) + len(wanted) > MOST_WAITING:
             self.counters.writes_skipped += len(wanted)
             return
         self._backlog += wanted
         self._on_the_way_out.update(wanted)
+
+    @staticmethod
+    def _chain(node: Node) -> list[tuple[Name, int]]:
+        """All that leads to a node, with depths: pages from the first on, then its snapshot."""
+        chain = [((Kind.STATE, node.key), node.depth)] if node.snapshot is not None else []
+        above: Node | None = node
+        while above is not None:
+            chain.append(((Kind.PAGE, above.key), above.depth))
+            above = above.parent
+        return chain[::-1]
+
+    def _touch(self, chain: list[tuple[Name, int]]) -> None:
+        known = [(name, depth) for name, depth in chain if self.tier.has(name)]
+        if known:
+            self.tier.touch(known)
+
+    def used(self, request: Request) -> None:
+        """The request, just admitted, goes on from what was cached."""
+        if request.nodes:
+            self._touch(self._chain(request.nodes[-1]))
 
     def spill(self) -> None:
         """Begin to write what waits, a bounded amount at a time; nothing while memory is short."""
@@ -341,6 +363,8 @@ class Tiers:
             self.counters.writes_skipped += 1
         elif spill.is_snapshot:
             self.counters.snapshots_written += 1
+            if self.cache.index.nodes.get(spill.node.key) is spill.node:
+                self._touch(self._chain(spill.node))  # its pages came before it, and must not go before it
         else:
             self.counters.pages_written += 1
 

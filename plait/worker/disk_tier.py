@@ -29,6 +29,11 @@ class _Task:
     index: int
 
 
+@dataclass(slots=True)
+class _Touch:
+    units: list[tuple[Name, int]]
+
+
 class DiskTier:
     """A ``plait.core.tiers.Tier`` over ``UnitFiles``.
 
@@ -48,8 +53,8 @@ class DiskTier:
         self._closing = False
         self._over: deque[Moved] = deque()
         self._news = threading.Event()
-        self._writes: SimpleQueue[_Task | None] = SimpleQueue()
-        self._reads: SimpleQueue[_Task | None] = SimpleQueue()
+        self._writes: SimpleQueue[_Task | _Touch | None] = SimpleQueue()
+        self._reads: SimpleQueue[_Task | _Touch | None] = SimpleQueue()
         self._threads = [
             threading.Thread(target=self._serve, args=(queue, work), name=name, daemon=True)
             for name, queue, work in (
@@ -67,6 +72,9 @@ class DiskTier:
 
     def write(self, ticket: int, item: Item, index: int) -> None:
         self._writes.put(_Task(ticket, item, index))
+
+    def touch(self, units: list[tuple[Name, int]]) -> None:
+        self._writes.put(_Touch(units))
 
     def read(self, ticket: int, item: Item, index: int) -> None:
         self._reads.put(_Task(ticket, item, index))
@@ -93,7 +101,7 @@ class DiskTier:
 
     # -- threads ----------------------------------------------------------------------------
 
-    def _serve(self, queue: SimpleQueue[_Task | None], work: Callable[[_Task], Moved]) -> None:
+    def _serve(self, queue: SimpleQueue[_Task | _Touch | None], work: Callable[[_Task], Moved]) -> None:
         while True:
             try:
                 task = queue.get(timeout=REFRESH_SECONDS if queue is self._writes else None)
@@ -102,6 +110,9 @@ class DiskTier:
                 continue
             if task is None:
                 return
+            if isinstance(task, _Touch):
+                self.files.touch(task.units)
+                continue
             moved = Moved(task.ticket, False)
             try:
                 if not self._closing:

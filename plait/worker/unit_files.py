@@ -216,7 +216,6 @@ class UnitFiles:
             checksum.update(payload)
             for piece in (memoryview(header), payload, memoryview(checksum.digest())):
                 _write_all(file, piece)
-            _touch(file, item.depth)
             if still_wanted():
                 os.rename(part, path)
                 self.units[item.name] = None
@@ -250,7 +249,6 @@ class UnitFiles:
             raise
         try:
             reason = self._verify(file, item, payload)
-            _touch(file, item.depth)
         except (DamagedError, OSError) as fault:
             self.units.pop(item.name, None)
             if isinstance(fault, DamagedError):
@@ -276,6 +274,14 @@ class UnitFiles:
         if found.digest() != checksum or reason not in SnapshotKind.__members__.values():
             raise DamagedError("its checksum is wrong")
         return SnapshotKind(reason)
+
+    def touch(self, units: list[tuple[Name, int]]) -> None:
+        """Units, with their depths, that are used now. The deeper ones count as older: they are worth nothing
+        without the others, and go first."""
+        now = time.time_ns()
+        for name, depth in units:
+            with contextlib.suppress(OSError):  # gone, or another user's
+                os.utime(self._path(name), ns=(now - depth * 1000, now - depth * 1000))
 
     # -- the bound --------------------------------------------------------------------------
 
@@ -315,13 +321,6 @@ def _size(entry: os.DirEntry[str]) -> int:
         return entry.stat(follow_symlinks=False).st_size
     except FileNotFoundError:
         return -1
-
-
-def _touch(file: int, depth: int) -> None:
-    """Used now. Of a prefix that is used as a whole, the deeper parts count as older, and go first."""
-    now = time.time_ns() - depth * 1000
-    with contextlib.suppress(PermissionError):  # a file of another user, which may be read alone
-        os.utime(file, ns=(now, now))
 
 
 def _write_all(file: int, piece: memoryview) -> None:
