@@ -16,6 +16,7 @@ import random
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from typing import ClassVar
 
 from plait.core.arena import Unit
 from plait.core.cache import Cache
@@ -173,6 +174,8 @@ class SymbolicWorker:
 class World:
     """A scheduler, a symbolic worker, clients and an outside actor, driven by one random seed."""
 
+    answer_lengths: ClassVar[list[int]] = [1, 2, 8, 30]
+
     seed: int
     depth: int = 1
     """steps in flight at most"""
@@ -244,7 +247,7 @@ class World:
         self.count += 1
         room = self.scheduler.config.max_model_len - len(prompt)
         ends = frozenset(rng.sample(range(VOCABULARY), rng.choice([0, 2])))
-        params = SamplingParams(max_tokens=min(max(1, room), rng.choice([1, 2, 8, 30])))
+        params = SamplingParams(max_tokens=min(max(1, room), rng.choice(self.answer_lengths)))
         request = Request(
             id=f"r{self.count}", tokens=list(prompt), num_prompt_tokens=len(prompt), params=params, seed=0,
             max_tokens=params.max_tokens, end_token_ids=ends, priority=rng.choice([0, 0, 1, 5]),

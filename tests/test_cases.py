@@ -162,7 +162,7 @@ def test_any_combination_of_sizes_works(family, page_size):
         ({"kv_cache_dtype": "nvfp4"}, "auto"),
         ({"quantization": "awq"}, "not built yet"),
         ({"preemption_mode": "stop"}, "recompute"),
-        ({"preemption_mode": "swap", "swap_limit": 1000}, "set it to that or more"),
+        ({"swap_limit": 1000, "preemption_mode": "swap"}, "set it to that or more"),
         ({"swap_limit": "1GiB"}, "preemption_mode=swap"),
         ({"async_scheduling": True}, "not built yet"),
         ({"tensor_parallel_size": 2}, "set it to 1"),

@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import ClassVar
 
 import pytest
 from symbolic import Corruption, World
@@ -23,7 +24,9 @@ WORLDS = 40
 
 
 class BusyWorld(World):
-    """Many requests at once, so that they are preempted all the time."""
+    """Many requests at once with long answers, so that they are preempted all the time."""
+
+    answer_lengths: ClassVar[list[int]] = [8, 40, 80]
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -37,7 +40,7 @@ def worlds(count: int, **settings) -> Iterator[BusyWorld]:
     while count:
         seed = next(seeds)
         world = BusyWorld(seed, depth=1 + seed % 3, **settings)
-        if world.geometry.num_slabs <= 20:
+        if world.geometry.num_slabs <= 40:
             count -= 1
             yield world
 
@@ -157,9 +160,9 @@ class LostToken(Scheduler):
 )  # fmt: skip
 def test_planted_bug_is_caught(bug, sign):
     """By what is read, or by the given sign."""
-    for world in worlds(60, **{"check_every": 0, "make_swap": SwapSpace} | bug):
+    for world in worlds(100, **{"check_every": 0, "make_swap": SwapSpace} | bug):
         try:
-            world.run(400)
+            world.run(200 if world.seed % 2 else 400)
         except AssertionError as fault:
             if sign in str(fault) if sign else isinstance(fault, Corruption):
                 return

@@ -41,6 +41,9 @@ TRIM_TO = 7 / 8
 REFRESH_SECONDS = 5.0
 """Between looks at what other engines have added."""
 
+SETTLED_NS = 2 * 10**9
+"""A modification time that is as old as this has seen all changes up to it."""
+
 _SUFFIX = {Kind.PAGE: "page", Kind.STATE: "state"}
 _KIND = {suffix: kind for kind, suffix in _SUFFIX.items()}
 _NAMESPACE = re.compile(r"[0-9a-f]{32}")
@@ -116,7 +119,7 @@ class UnitFiles:
         """bytes of all namespaces when last counted, and what was written since"""
         self._listed = (0, 0.0)
         """the namespace's modification time when it was last listed, and when to look again"""
-        self.found = self._scan()
+        self.found = self.look()
         self.total = sum(size for _, size, _ in self._all_files())
         if not (self._home / ABOUT).exists():
             self._write_about(about)
@@ -134,7 +137,7 @@ class UnitFiles:
         kind, key = name
         return self._home / f"{key.hex()}.{_SUFFIX[kind]}"
 
-    def _scan(self) -> Found:
+    def look(self) -> Found:
         """List the namespace; remove what engines that were killed left behind."""
         found = Found()
         changed, began = os.stat(self._home).st_mtime_ns, time.monotonic()
@@ -153,6 +156,8 @@ class UnitFiles:
                 found.foreign += 1
         found.units = len(units)
         self.units = units
+        if time.time_ns() - changed < SETTLED_NS:
+            changed = 0  # what comes within the same tick of the file system's clock would not show
         now = time.monotonic()
         self._listed = (changed, now + max(REFRESH_SECONDS, 100 * (now - began)))  # a large folder less often
         return found
@@ -179,7 +184,7 @@ class UnitFiles:
         if time.monotonic() < due:
             return
         if os.stat(self._home).st_mtime_ns != changed:
-            self._scan()
+            self.look()
         else:
             self._listed = (changed, time.monotonic() + REFRESH_SECONDS)
 
