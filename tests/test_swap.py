@@ -74,20 +74,6 @@ def test_no_token_of_a_swapped_request_is_computed_twice():
     assert again.scheduler.counters.computed_tokens > core.scheduler.counters.computed_tokens
 
 
-def test_shared_pages_that_are_gone_are_computed_again():
-    """Nothing stays cached that no request holds: an image that left pages to others may lack them later."""
-    prompts, params = crowd()
-    prompts = [prompts[10][:70] + prompt for prompt in prompts]
-    want = run(
-        make_core(checkpoint("qwen3_5"), enable_prefix_caching=False), prompts, params, at_once=1,
-        seeds=range(len(prompts)),
-    )  # fmt: skip
-    core = squeezed("qwen3_5", 200, prefix_cache_budget=0, max_num_batched_tokens=64)
-    assert same(run(core, prompts, params, seeds=range(len(prompts)), check_every=1), want)
-    assert core.swap.counters.kept > core.swap.counters.resumed > 0
-    assert core.swap.counters.lost == core.swap.counters.kept - core.swap.counters.resumed
-
-
 @pytest.mark.parametrize("swap_slabs", [2, 3])
 def test_what_finds_no_room_is_computed_again(swap_slabs):
     prompts, params = crowd()

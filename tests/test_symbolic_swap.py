@@ -11,11 +11,15 @@ from dataclasses import replace
 from typing import ClassVar
 
 import pytest
-from symbolic import Corruption, World
+from symbolic import Corruption, SymbolicWorker, World, answer
 from symbolic_tier import SymbolicTier
 
+from plait.core.cache import Cache
+from plait.core.geometry import Geometry
 from plait.core.plan import Way
-from plait.core.scheduler import Scheduler
+from plait.core.request import Request
+from plait.core.sampling_params import SamplingParams
+from plait.core.scheduler import Scheduler, SchedulerConfig
 from plait.core.swap import SwapSpace
 from plait.core.tiers import Tiers
 
@@ -62,6 +66,43 @@ def test_swapping_corrupts_nothing():
     assert totals["resumed"] > 100, totals
     assert totals["too_full"] > 10, totals
     assert totals["lost"] > 2, totals
+
+
+@pytest.mark.parametrize("state_bytes", [0, 200])
+@pytest.mark.parametrize("elder_ends", [False, True])
+def test_pages_that_others_held(state_bytes, elder_ends):
+    """They are not copied: if they are there when the request comes back, it goes on; else it computes again."""
+    geometry = Geometry(4, 64, state_bytes, 1, 64 * 100)
+    cache = Cache(geometry, budget=0)  # what no request holds is gone at once
+    swap = SwapSpace(cache, geometry)
+    config = SchedulerConfig(max_num_batched_tokens=64, max_num_seqs=2, max_model_len=100)
+    scheduler = Scheduler(cache, config, swap=swap)
+    worker = SymbolicWorker(geometry)
+    worker.swap = SymbolicWorker(geometry)
+    answers = {"elder": [], "younger": []}
+
+    def step():
+        plan = scheduler.schedule()
+        for progress in scheduler.update(plan, worker.execute(plan)):
+            answers[progress.request_id] += progress.tokens
+        scheduler.check()
+
+    prompts = {"elder": list(range(20)), "younger": [*range(20), 7, 8, 9, 10, 11]}
+    for name, prompt in prompts.items():
+        scheduler.add(Request(name, list(prompt), len(prompt), SamplingParams(), 0, 30))
+        for _ in range(3):
+            step()
+    younger = scheduler.requests["younger"]
+    assert [page.refs for page in younger.pages] == [2, 2, 2, 2, 2, 1, 1]
+    scheduler._preempt(younger)
+    assert list(younger.image.pages) == [5, 6]
+    if elder_ends:
+        scheduler.cancel("elder")
+    while scheduler.has_work:
+        step()
+    assert answers["younger"] == answer(prompts["younger"], 30, frozenset())
+    assert (swap.counters.lost, swap.counters.resumed) == ((1, 0) if elder_ends else (0, 1))
+    assert not any(swap.book.units)
 
 
 # -- planted bugs -------------------------------------------------------------------------------
