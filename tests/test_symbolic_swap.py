@@ -71,7 +71,7 @@ def test_swapping_corrupts_nothing():
 @pytest.mark.parametrize("state_bytes", [0, 200])
 @pytest.mark.parametrize("elder_ends", [False, True])
 def test_pages_that_others_held(state_bytes, elder_ends):
-    """They are not copied: if they are there when the request comes back, it goes on; else it computes again."""
+    """They are not copied. If they are there when the request comes back it goes on, else it starts again."""
     geometry = Geometry(4, 64, state_bytes, 1, 64 * 100)
     cache = Cache(geometry, budget=0)  # what no request holds is gone at once
     swap = SwapSpace(cache, geometry)

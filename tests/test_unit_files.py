@@ -172,9 +172,7 @@ class Folder(RuleBasedStateMachine):
         files = self.engines[which]
         write(files, number, kind)
         assert files.has(item(number, kind).name)
-        if files.is_over:
-            files.trim()
-            assert not files.is_over
+        assert files.total <= self.limit
 
     @rule(which=st.integers(0, 2), number=numbers, kind=kinds)
     def read(self, which: int, number: int, kind: Kind) -> None:

@@ -81,6 +81,8 @@ def _set_limit(resolved: Resolved, files: UnitFiles) -> str:
         files.limit = min(MOST, int(free * SHARE))
         return f"{in_words(free)} are free there"
     files.limit = parse_bytes(resolved.args.prefix_cache_dir_limit)
+    if files.total > files.limit:
+        files.trim()
     least = LEAST_PAGES * files.file_bytes(Kind.PAGE) + files.file_bytes(Kind.STATE)
     if files.limit < least:
         raise ConfigError(

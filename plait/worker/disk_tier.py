@@ -132,8 +132,6 @@ class DiskTier:
         try:
             self._refresh()
             self.files.write(task.item, self._bytes(task), lambda: not self._closing)
-            if self.files.is_over:
-                self.files.trim()
         except FileNotFoundError:
             return Moved(task.ticket, False)  # another engine took the half-written file for a dead one's
         except OSError as fault:

@@ -88,7 +88,8 @@ class UnitFiles:
         namespace: 16 bytes; names all that the units' bytes depend on.
         page_size: tokens of a page.
         sizes: bytes of a page's and a state's payload.
-        limit: most bytes that all files in ``folder`` may take.
+        limit: most bytes that all files in ``folder`` may take. Several engines may exceed it by what they
+            write between two looks.
         about: said in the namespace's folder, for people.
 
     Raises:
@@ -120,7 +121,6 @@ class UnitFiles:
         self._listed = (0, 0.0)
         """the namespace's modification time when it was last listed, and when to look again"""
         self.found = self.look()
-        self.total = sum(size for _, size, _ in self._all_files())
         if not (self._home / ABOUT).exists():
             self._write_about(about)
 
@@ -138,7 +138,7 @@ class UnitFiles:
         return self._home / f"{key.hex()}.{_SUFFIX[kind]}"
 
     def look(self) -> Found:
-        """List the namespace; remove what engines that were killed left behind."""
+        """List the namespace and count the folder; remove what engines that were killed left behind."""
         found = Found()
         changed, began = os.stat(self._home).st_mtime_ns, time.monotonic()
         units: dict[Name, None] = {}
@@ -156,6 +156,7 @@ class UnitFiles:
                 found.foreign += 1
         found.units = len(units)
         self.units = units
+        self.total = sum(size for _, size, _ in self._all_files())
         if time.time_ns() - changed < SETTLED_NS:
             changed = 0  # what comes within the same tick of the file system's clock would not show
         now = time.monotonic()
@@ -201,7 +202,7 @@ class UnitFiles:
         return fixed + item.tokens
 
     def write(self, item: Item, payload: memoryview, still_wanted: Callable[[], bool] = lambda: True) -> None:
-        """Add a unit.
+        """Add a unit; the oldest go first where there is no room.
 
         Args:
             payload: its bytes.
@@ -210,6 +211,8 @@ class UnitFiles:
         Raises:
             OSError: the system refuses; nothing is left behind.
         """
+        if self.total + self.file_bytes(item.kind) > self.limit:
+            self.trim(self.file_bytes(item.kind))
         path = self._path(item.name)
         part = f"{path}.{os.getpid()}-{next(self._numbers)}.part"
         header = self._header(item, item.reason)
@@ -290,17 +293,13 @@ class UnitFiles:
 
     # -- the bound --------------------------------------------------------------------------
 
-    @property
-    def is_over(self) -> bool:
-        """The folder may hold more than its limit."""
-        return self.total > self.limit
-
-    def trim(self) -> None:
+    def trim(self, room: int = 0) -> None:
         """Remove what was used least recently, of any namespace, until there is room again."""
+        target = min(self.limit * TRIM_TO, self.limit - room)
         files = sorted(self._all_files())
         total = sum(size for _, size, _ in files)
         for _, size, path in files:
-            if total <= self.limit * TRIM_TO:
+            if total <= target:
                 break
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(path)
