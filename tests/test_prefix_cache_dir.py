@@ -6,8 +6,11 @@ import logging
 import os
 import random
 import resource
+import shlex
 import shutil
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -307,6 +310,36 @@ def test_a_full_disk_ends_writing_with_one_line(tmp_path, cold, caplog, disk_tha
     assert got[-1].num_cached_tokens == 448  # what is there is still read
     assert not list(tmp_path.glob("*/*.part"))
     end(core)
+
+
+SMALL_DISK = """
+import logging, sys
+sys.path[:0] = {path!r}
+from test_prefix_cache_dir import PARAMS, checkpoint, make_core, prompts, run
+logging.basicConfig(format="%(message)s")
+core = make_core(checkpoint("qwen3_5"), prefix_cache_dir={folder!r})
+for sighting in range(2):
+    answers = run(core, prompts(), PARAMS, seeds=range(8))
+    assert core.flush(30)
+    core.reset_prefix_cache()
+print(core.tiers.counters.pages_written, [answer.tokens for answer in answers])
+core.close()
+"""
+
+
+def test_a_small_disk_that_fills_up(tmp_path, cold):
+    """A file system of one megabyte, in a namespace of its own: the system's own "no space left"."""
+    program = SMALL_DISK.format(path=sys.path, folder=str(tmp_path))
+    inside = f"mount -t tmpfs -o size=1m none {tmp_path} && exec {sys.executable} -c {shlex.quote(program)}"
+    try:
+        subprocess.run(["unshare", "-rm", "mount", "-t", "tmpfs", "none", str(tmp_path)], check=True)
+    except (OSError, subprocess.CalledProcessError):
+        pytest.skip("this system gives no mount namespaces")
+    ran = subprocess.run(["unshare", "-rm", "sh", "-c", inside], capture_output=True, text=True, check=True)
+    assert ran.stderr.count("No space left on device; nothing more is written") == 1
+    written, answers = ran.stdout.split(" ", 1)
+    assert int(written) > 0
+    assert answers.strip() == str([answer.tokens for answer in cold["qwen3_5"]])
 
 
 def test_two_engines_share_a_folder(tmp_path, cold):

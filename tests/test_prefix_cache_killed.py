@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -29,9 +31,15 @@ def cold():
 @pytest.fixture
 def writers(tmp_path):
     """Starts an engine that writes to the folder; ends it with SIGKILL some time after it has begun."""
+    with forks(tmp_path) as start:
+        yield start
+
+
+@contextlib.contextmanager
+def forks(folder: Path):
     command = [
         sys.executable, str(Path(__file__).with_name("killed_writer.py")), str(checkpoint("qwen3_5")),
-        str(tmp_path), ",".join(map(str, PROMPT)),
+        str(folder), ",".join(map(str, PROMPT)),
     ]  # fmt: skip
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1)
     assert process.stdin is not None
@@ -42,18 +50,20 @@ def writers(tmp_path):
         process.stdin.write(f"{seed}\n")
         pid = int(process.stdout.readline())
         deadline = time.monotonic() + 60
-        while not any(path.stat().st_mtime_ns > before for path in tmp_path.glob("*")):
+        while not any(path.stat().st_mtime_ns > before for path in folder.glob("*")):
             assert time.monotonic() < deadline, "the engine writes nothing"
             time.sleep(0.005)
         time.sleep(seconds)  # the moment is random; nothing waits for it
         os.kill(pid, signal.SIGKILL)
         assert process.stdout.readline() == "over\n"
 
-    yield write_and_die
-    process.kill()
-    process.wait()
-    process.stdin.close()
-    process.stdout.close()
+    try:
+        yield write_and_die
+    finally:
+        process.kill()
+        process.wait()
+        process.stdin.close()
+        process.stdout.close()
 
 
 def kill_and_restart(writers, folder: Path, cold, times: int) -> tuple[int, int]:
@@ -91,3 +101,18 @@ def test_killed_fifty_times(writers, tmp_path, cold):
     interrupted, restored = kill_and_restart(writers, tmp_path, cold, 50)
     assert interrupted > 0, "no kill came during a write"
     assert restored > 10
+
+
+@pytest.mark.slow
+def test_two_at_once_killed_one_by_one(tmp_path, cold):
+    """Engines in processes of their own, on one folder: each is killed while the other goes on writing."""
+    moments = random.Random(2)
+    with forks(tmp_path) as one, forks(tmp_path) as two, ThreadPoolExecutor(2) as pool:
+
+        def both(seed: int, seconds: float) -> None:
+            later = pool.submit(two, 1000 + seed, moments.uniform(0.0, 0.4))
+            one(seed, seconds)
+            later.result()
+
+        _, restored = kill_and_restart(both, tmp_path, cold, 25)
+    assert restored > 5

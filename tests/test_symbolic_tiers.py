@@ -61,12 +61,12 @@ class MovesPinnedCache(Cache):
     def pin(self, node, snapshot):
         fence = super().pin(node, snapshot)
         for unit in self._read_with(node, snapshot):
-            unit.pins -= 1
+            unit.readers -= 1
         return fence
 
     def unpin(self, node, snapshot):
         for unit in self._read_with(node, snapshot):
-            unit.pins += 1
+            unit.readers += 1
         super().unpin(node, snapshot)
 
 

@@ -30,7 +30,7 @@ class IntegrityError(AssertionError):
 class Unit:
     """A page or a state unit in somebody's hands."""
 
-    __slots__ = ("cached", "index", "kind", "lent", "pins", "refs")
+    __slots__ = ("cached", "index", "kind", "lent", "readers", "refs")
 
     def __init__(self, kind: Kind, index: int) -> None:
         self.kind = kind
@@ -41,7 +41,7 @@ class Unit:
         """the prefix index holds it"""
         self.lent = False
         """an outside actor holds it; it must not move"""
-        self.pins = 0
+        self.readers = 0
         """outside actors that read it; each is one of ``refs``, and meanwhile it must not move"""
 
     def __repr__(self) -> str:
@@ -185,7 +185,7 @@ class ArenaBook:
                 size = self.per_slab[kind]
                 held = [self.units[kind].get(i) for i in range(slab * size, (slab + 1) * size)]
                 residents = [unit for unit in held if unit is not None]
-                if any(unit.lent or unit.pins for unit in residents):
+                if any(unit.lent or unit.readers for unit in residents):
                     continue
                 return [self._move(unit, slab, fence) for unit in residents]
         return None
@@ -212,11 +212,11 @@ class ArenaBook:
             self.free_in[slab].remove(index)
             self.free_in[slab].append(index)  # the next one taken
             unit = self._take_from(slab, kind)
-            self.start_loan(unit)
+            self.begin_loan(unit)
             return unit
         return None
 
-    def start_loan(self, unit: Unit) -> None:
+    def begin_loan(self, unit: Unit) -> None:
         """The unit, held by nobody, goes to an outside actor."""
         unit.lent = True
         self.num_lent += 1
@@ -238,7 +238,7 @@ class ArenaBook:
     def _is_over(self, kind: Kind, index: int) -> bool:
         return all(self.fence_of[page] <= self.completed for page in self._pages_under(kind, index))
 
-    def fence_under(self, unit: Unit) -> int:
+    def quiet_after(self, unit: Unit) -> int:
         """The last step that may touch the unit's bytes on behalf of those who had them before."""
         return max(self.fence_of[page] for page in self._pages_under(unit.kind, unit.index))
 

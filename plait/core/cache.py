@@ -72,7 +72,7 @@ class Cache:
         self.num_snapshots = 0
         self.num_pending = 0
         """exports in flight"""
-        self.num_pins = 0
+        self.num_readers = 0
         """reads by outside actors"""
         self.moved = 0
         """last step that moves units of others"""
@@ -413,9 +413,9 @@ class Cache:
         if unit is None:
             return None
         self._drop_ref(unit)
-        self.book.start_loan(unit)
+        self.book.begin_loan(unit)
         self._lent[kind] += 1
-        return unit, self.book.fence_under(unit)
+        return unit, self.book.quiet_after(unit)
 
     def fill_page(self, parent: Node | None, key: bytes, packed: bytes, unit: Unit) -> Node | None:
         """A lent page that now holds what ``key`` says becomes cached; this ends the loan.
@@ -449,15 +449,15 @@ class Cache:
         """
         for unit in self._read_with(node, snapshot):
             self._hold(unit)
-            unit.pins += 1
-        self.num_pins += 1
+            unit.readers += 1
+        self.num_readers += 1
         return self.moved
 
     def unpin(self, node: Node, snapshot: bool) -> None:
         """The actor has read it."""
-        self.num_pins -= 1
+        self.num_readers -= 1
         for unit in self._read_with(node, snapshot):
-            unit.pins -= 1
+            unit.readers -= 1
             if self._drop_ref(unit) and unit is node.snapshot:
                 self.queue.add_snapshot(node)
         if not node.page.refs:
@@ -481,7 +481,7 @@ class Cache:
     @property
     def memory_is_coming(self) -> bool:
         """Memory is held by an export in flight or an outside actor and will return."""
-        return bool(self.num_pending or self.num_pins or self._lent[Kind.PAGE] or self._lent[Kind.STATE])
+        return bool(self.num_pending or self.num_readers or self._lent[Kind.PAGE] or self._lent[Kind.STATE])
 
     def available_pages(self, more_states: int = 0) -> int:
         """Pages that are free or evictable once ``more_states`` further slots were handed out."""
@@ -649,7 +649,7 @@ class Cache:
         referenced = [0, 0]
         for units in self.book.units:
             for unit in units.values():
-                if unit.refs != refs.pop(id(unit), 0) + unit.pins:
+                if unit.refs != refs.pop(id(unit), 0) + unit.readers:
                     raise IntegrityError(f"{unit} does not have that many owners")
                 if unit.cached != (id(unit) in cached):
                     raise IntegrityError(f"{unit} is marked cached against the index")
@@ -684,6 +684,6 @@ class Cache:
             raise IntegrityError("more pages are fenced than free")
         snapshots = sum(node.snapshot is not None for node in self.index.nodes.values())
         snapshots += sum(len(beside) for beside in self.index.leaves.values())
-        pinned = sum(unit.pins > 0 for unit in self.book.units[Kind.STATE].values())
+        pinned = sum(unit.readers > 0 for unit in self.book.units[Kind.STATE].values())
         if not snapshots == self.num_snapshots == usage["states_cached"] + pinned:
             raise IntegrityError(f"{self.num_snapshots} snapshots by count, {snapshots} found")

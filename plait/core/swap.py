@@ -57,7 +57,7 @@ class SwapSpace:
         count = self.cache.geometry.pages_for(request.num_computed_tokens)
         if not count:
             return
-        private = [i for i, page in enumerate(request.pages[:count]) if page.refs - page.pins == 1]
+        private = [i for i, page in enumerate(request.pages[:count]) if page.refs - page.readers == 1]
         places = self._take(len(private), request.slot is not None)
         if places is None:
             self.counters.too_full += 1

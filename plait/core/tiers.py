@@ -421,7 +421,7 @@ class Tiers:
         spills = [*self._writing.values(), *(work for work in self._fenced if isinstance(work, Spill))]
         restores = set(self._on_the_way_in.values())
         pins = len(spills) + sum(restore.above is not None for restore in restores)
-        if pins != self.cache.num_pins:
-            raise IntegrityError(f"{self.cache.num_pins} pins by count, {pins} on their way")
+        if pins != self.cache.num_readers:
+            raise IntegrityError(f"{self.cache.num_readers} pins by count, {pins} on their way")
         if self._spilling != sum(self._bytes(spill.item.kind) for spill in spills):
             raise IntegrityError(f"{self._spilling} bytes pinned by count")

@@ -71,7 +71,7 @@ def _branch(cache: Cache, parent: int | None, first: Node, last: Node, tokens: l
         start=(first.depth - 1) * size,
         end=end,
         tokens=tokens,
-        requests=last.page.refs - last.page.pins,
+        requests=last.page.refs - last.page.readers,
         snapshot=None if last.snapshot is None else last.snapshot_kind.name.lower(),
         snapshot_hits=last.snapshot_hits,
         leaves=[end + leaf.length for leaf in cache.index.leaves.get(last.key, ())],
