@@ -6,8 +6,8 @@ states where a model would write numbers, and asserts before every read that it 
 should see. The sampled token is a function of the last digest, so answers can be compared with those of
 a run that was never disturbed.
 
-Steps run late and in order, as a device's would; an outside actor borrows memory and writes it at once,
-out of order.
+Steps are launched, run and land (the scheduler learns of them) in order and late, at moments drawn at random,
+as a device's would; an outside actor borrows memory and writes it at once, out of order.
 """
 
 from __future__ import annotations
@@ -135,8 +135,10 @@ class SymbolicWorker:
         size = self.geometry.page_size
         tokens = self.tokens[chunk.request_id]
         trail = self.trails[chunk.request_id]
-        if tuple(tokens[chunk.start : chunk.end]) != chunk.tokens:
+        if tuple(tokens[chunk.start : chunk.end - chunk.awaited]) != chunk.tokens:
             raise Corruption(f"{chunk.request_id}: the plan has other tokens than the request")
+        if chunk.end > len(tokens):
+            raise Corruption(f"{chunk.request_id}: an awaited token was never sampled")
         if chunk.end % self.geometry.state_grid and chunk.end != len(tokens):
             raise Corruption(f"{chunk.request_id}: a chunk ends at {chunk.end}, off the grid")
         if chunk.sample != (chunk.end == len(tokens)):
@@ -187,12 +189,16 @@ class World:
     make_tiers: Callable[[World], Tiers] | None = None
     rng: random.Random = field(init=False)
     expected: dict[str, tuple[list[int], int, frozenset[int]]] = field(default_factory=dict)
+    asked: dict[str, tuple[list[int], int, frozenset[int]]] = field(default_factory=dict)
     answers: dict[str, list[int]] = field(default_factory=dict)
     loans: list[tuple[Unit, int]] = field(default_factory=list)
     steps: int = 0
     finished: int = 0
     refused: int = 0
-    idle: int = 0
+    awaited: int = 0
+    """tokens that were launched before they were known"""
+    late: int = 0
+    """requests that had been launched once more when they were found to have ended"""
 
     def __post_init__(self) -> None:
         rng = self.rng = random.Random(self.seed)
@@ -224,7 +230,10 @@ class World:
             self.scheduler.swap = self.make_swap(self.cache, buffer)
         if self.make_tiers is not None:
             self.scheduler.tiers = self.make_tiers(self)
-        self.pipeline: deque[StepPlan] = deque()
+        self.launched: deque[StepPlan] = deque()
+        """steps that have not run"""
+        self.ran: deque[tuple[StepPlan, StepResult]] = deque()
+        """steps that have, and whose results are still on their way"""
         self.prompts: list[list[int]] = []
         self.count = 0
 
@@ -246,7 +255,7 @@ class World:
         self.prompts.append(prompt)
         self.count += 1
         room = self.scheduler.config.max_model_len - len(prompt)
-        ends = frozenset(rng.sample(range(VOCABULARY), rng.choice([0, 2])))
+        ends = frozenset(rng.sample(range(VOCABULARY), rng.choice([0, 2, 8])))
         params = SamplingParams(max_tokens=min(max(1, room), rng.choice(self.answer_lengths)))
         request = Request(
             id=f"r{self.count}", tokens=list(prompt), num_prompt_tokens=len(prompt), params=params, seed=0,
@@ -260,7 +269,7 @@ class World:
         except Refused:
             self.refused += 1
             return
-        self.expected[request.id] = (prompt, params.max_tokens, ends)
+        self.expected[request.id] = self.asked[request.id] = (prompt, params.max_tokens, ends)
         self.answers[request.id] = []
 
     def cancel(self) -> None:
@@ -294,16 +303,32 @@ class World:
         self.steps += 1
         if plan.num_tokens > self.scheduler.config.max_num_batched_tokens:
             raise Corruption(f"{plan.num_tokens} tokens in a step")
-        self.pipeline.append(plan)
+        for chunk in plan.chunks:
+            prompt, max_tokens, _ = self.asked[chunk.request_id]
+            if chunk.end >= len(prompt) + max_tokens:
+                raise Corruption(f"{chunk.request_id}: launched beyond its last token")
+            self.awaited += chunk.awaited
+        self.launched.append(plan)
         return True
 
+    @property
+    def in_flight(self) -> int:
+        return len(self.launched) + len(self.ran)
+
+    def run_one(self) -> None:
+        """The oldest launched step runs now."""
+        plan = self.launched.popleft()
+        self.ran.append((plan, self.worker.execute(plan)))
+
     def land(self) -> None:
-        """The oldest step in flight runs now."""
-        plan = self.pipeline.popleft()
-        for progress in self.scheduler.update(plan, self.worker.execute(plan)):
+        """The scheduler learns what the oldest step in flight gave."""
+        if not self.ran:
+            self.run_one()
+        for progress in self.scheduler.update(*self.ran.popleft()):
             got = self.answers[progress.request_id]
             got += progress.tokens
             if progress.finish_reason is not None:
+                self.late += progress.request_id in (r.id for r in self.scheduler.leaving)
                 self.prompts.append([*self.expected[progress.request_id][0], *got])  # a next turn may follow
                 self.compare(progress.request_id, got)
 
@@ -325,9 +350,11 @@ class World:
         if self.loans and rng.random() < 0.2:
             self.end_loan()
         self.tick_tier()
-        if len(self.pipeline) < self.depth and (not self.pipeline or rng.random() < 0.7):
+        if self.in_flight < self.depth and (not self.in_flight or rng.random() < 0.7):
             self.launch()
-        elif self.pipeline:
+        elif self.launched and rng.random() < 0.5:
+            self.run_one()
+        elif self.in_flight:
             self.land()
         if self.check_every and rng.randrange(self.check_every) == 0:
             self.scheduler.check()
@@ -360,7 +387,7 @@ class World:
         while self.loans:
             self.end_loan()
         for _ in range(20_000):
-            if self.pipeline:
+            if self.in_flight:
                 self.land()
             elif self.launch() or self.settles():
                 continue

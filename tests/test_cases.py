@@ -164,7 +164,6 @@ def test_any_combination_of_sizes_works(family, page_size):
         ({"preemption_mode": "stop"}, "recompute"),
         ({"swap_limit": 1000, "preemption_mode": "swap"}, "set it to that or more"),
         ({"swap_limit": "1GiB"}, "preemption_mode=swap"),
-        ({"async_scheduling": True}, "not built yet"),
         ({"tensor_parallel_size": 2}, "set it to 1"),
         ({"device": "tpu"}, "cpu"),
         ({"scheduling_policy": "lifo"}, "priority"),

@@ -240,11 +240,12 @@ class Cache:
         """
         if not (self.enabled and self.geometry.has_state):
             return []
-        limit = request.num_tokens if self.row_invariant else request.num_prompt_tokens
+        if not self.row_invariant:
+            end = min(end, request.num_prompt_tokens)
         pending = []
-        for position, kind in self.policy.due(request.marks, start, min(end, limit)):
-            if self._has_snapshot(request, position):
-                continue
+        for position, kind in self.policy.due(request.marks, start, end):
+            if position <= request.num_tokens and self._has_snapshot(request, position):
+                continue  # behind an awaited token nobody knows yet what is there
             state = self._take(Kind.STATE)
             if state is None:
                 self.counters.exports_skipped += 1
@@ -326,6 +327,24 @@ class Cache:
 
     # -- leaving ----------------------------------------------------------------------------
 
+    def _leaves_leaf(self, request: Request) -> bool:
+        """Whether its slot, as the last launched step leaves it, is the state behind known tokens.
+
+        That step may have been launched before its request was known to have ended: then the state has
+        moved on over the token that ended it. Two steps on, it holds tokens that are nobody's.
+        """
+        return (
+            self.enabled
+            and self.row_invariant
+            and request.slot is not None
+            and self.geometry.state_grid == 1
+            and request.num_prompt_tokens < request.num_computed_tokens <= request.num_tokens
+        )
+
+    def must_wait(self, request: Request) -> bool:
+        """Whether an ended request stays until the step in flight for it is over, since its slot is kept."""
+        return request.in_flight and self._leaves_leaf(request)
+
     def retire(self, request: Request) -> None:
         """The request has ended by itself: its slot becomes the snapshot of where it ended, then it leaves.
 
@@ -333,14 +352,7 @@ class Cache:
         copied: the slot and the partly filled page change hands.
         """
         size, end = self.geometry.page_size, request.num_committed_tokens
-        keeps = (
-            self.enabled
-            and self.row_invariant
-            and request.slot is not None
-            and self.geometry.state_grid == 1
-            and end == request.num_computed_tokens > request.num_prompt_tokens
-            and len(request.nodes) == end // size
-        )
+        keeps = not request.in_flight and self._leaves_leaf(request) and len(request.nodes) == end // size
         if keeps and end % size:
             self._leave_leaf(request, end)
         elif keeps and request.nodes[-1].snapshot is None:
@@ -661,9 +673,11 @@ class Cache:
         self._check_sum()
 
     def _check_request(self, request: Request) -> None:
-        if not 0 <= request.num_committed_tokens <= request.num_computed_tokens <= request.num_tokens:
+        if not 0 <= request.num_committed_tokens <= request.num_computed_tokens <= request.length:
             raise IntegrityError(f"request {request.id}: the cursor is out of range")
-        if request.status is not Status.RUNNING:
+        if request.num_committed_tokens > request.num_tokens:
+            raise IntegrityError(f"request {request.id}: tokens are committed that nobody knows")
+        if request.status not in (Status.RUNNING, Status.LEAVING):
             if request.pages or request.slot is not None or request.nodes:
                 raise IntegrityError(f"request {request.id} holds memory without running")
             return

@@ -15,6 +15,8 @@ from plait.core.snapshots import SnapshotKind
 class Status(enum.Enum):
     WAITING = "waiting"
     RUNNING = "running"
+    LEAVING = "leaving"
+    """it has ended, but a step in flight still computes its last token"""
     FINISHED = "finished"
 
 
@@ -47,7 +49,8 @@ class Request:
     """One prompt and its growing answer.
 
     ``num_computed_tokens`` is the cursor: tokens whose cache entries exist once all launched steps are
-    over. ``num_committed_tokens`` counts those whose step is known to be over.
+    over. ``num_committed_tokens`` counts those whose step is known to be over: while the two differ, a step
+    in flight computes for the request.
     """
 
     id: str
@@ -71,6 +74,8 @@ class Request:
     status: Status = Status.WAITING
     num_computed_tokens: int = 0
     num_committed_tokens: int = 0
+    num_awaited: int = 0
+    """tokens that steps in flight are sampling"""
     pages: list[Unit] = field(default_factory=list)
     slot: Unit | None = None
     table: tuple[int, ...] = ()
@@ -102,13 +107,27 @@ class Request:
         return len(self.tokens) - self.num_prompt_tokens
 
     @property
+    def length(self) -> int:
+        """Tokens known and awaited."""
+        return len(self.tokens) + self.num_awaited
+
+    @property
     def num_behind(self) -> int:
-        """Known tokens that are not computed yet. 0: a sampled token is still on its way."""
-        return len(self.tokens) - self.num_computed_tokens
+        """Tokens that are left to compute now, one that is awaited included.
+
+        0: it waits for its last token, which is sampled and never computed. So a request whose length is
+        known in advance is not launched beyond it.
+        """
+        return min(self.length, self.num_prompt_tokens + self.max_tokens - 1) - self.num_computed_tokens
+
+    @property
+    def in_flight(self) -> bool:
+        """A step in flight computes for it."""
+        return self.num_committed_tokens < self.num_computed_tokens
 
     @property
     def is_level(self) -> bool:
-        """Only its newest answer token is left to compute."""
+        """Only its newest answer token, which may be awaited still, is left to compute."""
         return self.num_behind == 1 and self.num_computed_tokens >= self.num_prompt_tokens
 
     @property

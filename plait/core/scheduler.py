@@ -2,13 +2,17 @@
 
 There is no prefill phase and no decode phase. A request is behind its tokens, or level with them; each
 step moves cursors within one budget of tokens, and memory is taken as they move.
+
+``schedule`` may be called again before ``update``: the next step is planned on the cursors as they will
+stand, with awaited tokens in the place of those that are not sampled yet. What a step in flight turns out to
+have ended has then been launched once too often: its part of the later step is dropped.
 """
 
 from __future__ import annotations
 
 import bisect
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from plait.core.arena import IntegrityError
@@ -98,11 +102,11 @@ class Draft:
     def promise(self, turn: set[Request]) -> None:
         self.turn |= turn
         self.tokens += len(turn)
-        self.pairs += sum(request.num_tokens for request in turn)
+        self.pairs += sum(request.length for request in turn)
 
     def add(self, request: Request, count: int) -> None:
         start = request.num_computed_tokens
-        sample = start + count == request.num_tokens
+        sample = start + count == request.length
         self.parts.append(Planned(request, request.epoch, start, count, sample))
         if request not in self.turn:
             self.tokens += count
@@ -140,11 +144,7 @@ class SchedulerCounters:
 
 
 class Scheduler:
-    """Plans steps over one cache.
-
-    ``schedule`` may be called again before the last plan's ``update``: a request whose next token is
-    still being sampled is passed over until then.
-    """
+    """Plans steps over one cache."""
 
     def __init__(
         self,
@@ -174,6 +174,7 @@ class Scheduler:
         self.requests: dict[str, Request] = {}
         self.waiting: list[Request] = []
         self.running: list[Request] = []
+        self.leaving: list[Request] = []
         self.in_flight: deque[tuple[StepPlan, list[Planned]]] = deque()
         self.counters = SchedulerCounters()
         self._arrivals = 0
@@ -224,6 +225,26 @@ class Scheduler:
         self._finish(request, "abort")
         return True
 
+    def fail(self, plan: StepPlan, request_ids: Iterable[str]) -> list[str]:
+        """End requests for which the oldest step in flight found no token; call it before ``update``.
+
+        Returns:
+            Those that have ended by this; not those that were cancelled or preempted meanwhile.
+        """
+        launched, parts = self.in_flight[0]
+        if launched is not plan:
+            raise IntegrityError(f"step {plan.step} failed before step {launched.step} was over")
+        asked = set(request_ids)
+        staying = [
+            part.request
+            for part in parts
+            if part.request.id in asked and (self._is_current(part) or self._is_awaited(part))
+        ]
+        failed = [request for request in staying if request.status is not Status.LEAVING]
+        for request in failed:
+            self._finish(request, "abort")
+        return [request.id for request in failed]
+
     def _finish(self, request: Request, reason: str) -> None:
         queue = self.running if request.status is Status.RUNNING else self.waiting
         queue.remove(request)
@@ -231,16 +252,26 @@ class Scheduler:
             self._ended.append(request.id)
         if self.swap is not None:
             self.swap.drop(request)
+        request.status = Status.FINISHED
         if reason == "abort":
             self.cache.release(request)
+        elif self.cache.must_wait(request):
+            request.status = Status.LEAVING
+            self.leaving.append(request)
         else:
             self.cache.retire(request)
-        request.status = Status.FINISHED
         del self.requests[request.id]
         self.counters.finished[reason] = self.counters.finished.get(reason, 0) + 1
 
+    def _leave(self, request: Request) -> None:
+        """The last step that computed for an ended request is over."""
+        self.leaving.remove(request)
+        request.status = Status.FINISHED
+        self.cache.retire(request)
+
     @property
     def has_work(self) -> bool:
+        """Requests wait or run. Steps in flight may be left when it is False."""
         return bool(self.waiting or self.running)
 
     # -- planning ---------------------------------------------------------------------------
@@ -278,7 +309,7 @@ class Scheduler:
     def _take_turns(self, level: list[Request], draft: Draft) -> set[Request]:
         """Level requests that step now. One grid unit is kept for prompts, so that they are not stalled."""
         room = draft.budget
-        if self.waiting or len(level) < len(self.running):
+        if self.waiting or len(level) < sum(request.num_behind > 0 for request in self.running):
             room -= self.grid
         if len(level) <= room:
             return set(level)
@@ -296,7 +327,7 @@ class Scheduler:
             if draft.left < 1:
                 return
             if request.is_level and request not in planned:
-                if draft.parts and not self.cache.grow(request, request.num_tokens):
+                if draft.parts and not self.cache.grow(request, request.length):
                     continue  # whoever could make room for it takes part in this step
                 draft.promise({request})
                 self._plan_part(draft, request, 1)
@@ -324,7 +355,7 @@ class Scheduler:
         if count < 1:
             return
         while not self.cache.grow(request, request.num_computed_tokens + count):
-            if self.cache.memory_is_coming:
+            if self._memory_is_coming:
                 self._unplan(draft, request)
                 return
             victim = self.running[-1]
@@ -335,15 +366,25 @@ class Scheduler:
                 return
         draft.add(request, count)
 
+    @property
+    def _memory_is_coming(self) -> bool:
+        """Memory will return by itself: nobody needs to be preempted for it."""
+        ending = any(request.num_behind == 0 for request in self.running)
+        return ending or bool(self.leaving) or self.cache.memory_is_coming
+
     def _unplan(self, draft: Draft, request: Request) -> None:
         """What was promised to it is free for others."""
         if request in draft.turn:
             draft.turn.discard(request)
             draft.tokens -= 1
-            draft.pairs -= request.num_tokens
+            draft.pairs -= request.length
 
     def _preempt(self, request: Request) -> None:
-        """Back to the queue. It keeps its answer so far, and resumes from the swap or the last snapshot."""
+        """Back to the queue. It keeps its answer so far and resumes from the swap or the last snapshot.
+
+        A token that a step in flight samples for it is dropped, and sampled again when it resumes; where it was
+        swapped out, the token is kept.
+        """
         self.running.remove(request)
         if self.swap is not None:
             self.swap.keep(request)
@@ -352,6 +393,7 @@ class Scheduler:
         request.num_computed_tokens = request.num_committed_tokens = 0
         request.num_preemptions += 1
         if request.image is None:
+            request.num_awaited = 0
             request.prompt_logprobs.clear()
         self._ended.append(request.id)
         self.counters.preemptions += 1
@@ -425,10 +467,10 @@ class Scheduler:
         return count if self.swap.resume(request, image.cursor + count) else 0
 
     def _follows(self, draft: Draft, request: Request, found: int) -> bool:
-        """Whether another request computes more of its prefix in this very step: then it waits for that.
+        """Whether another request computes more of its prefix right now: then it waits for that.
 
-        The leader is asked for a snapshot where the two part. The follower holds nothing and is asked anew
-        in each step, so it depends on no one's progress but of those that are scheduled.
+        A leader in this very step is asked for a snapshot where the two part. The follower holds nothing
+        and is asked anew in each step, so it depends on no one's progress but of those that are scheduled.
         """
         if not (self.cache.enabled and request.reads_cache):
             return False
@@ -438,9 +480,22 @@ class Scheduler:
             if fork > max(best, part.start):
                 best, leader = fork, part.request
         if leader is None:
-            return False
+            return self._is_in_flight(request, found)
         leader.marks.setdefault(best, SnapshotKind.FORK)
         return True
+
+    def _is_in_flight(self, request: Request, found: int) -> bool:
+        """Whether more than ``found`` tokens of it can be shared once the steps in flight are over."""
+        has_state = self.cache.geometry.has_state
+        for _, parts in self.in_flight:
+            for part in parts:
+                if part.start >= request.num_tokens or not self._is_current(part):
+                    continue
+                fork = min(self.cache.common_prefix(request, part.request), part.end)
+                ends = [e.position for e in part.exports] if has_state else [self.cache.policy.floor(fork)]
+                if any(found < end <= fork for end in ends):
+                    return True
+        return False
 
     def _fits(self, pages_wanted: int, states: int = 1) -> bool:
         """A check, not a reservation: what running prompts and this one still need can be had.
@@ -448,7 +503,7 @@ class Scheduler:
         A page is left for each running answer, so that a newcomer is not preempted at once.
         """
         size = self.cache.geometry.pages_for
-        behind = sum(max(0, size(r.num_tokens) - len(r.pages)) for r in self.running)
+        behind = sum(max(0, size(r.length) - len(r.pages)) for r in self.running)
         spare = len(self.running)
         return pages_wanted + behind + spare <= self.cache.available_pages(more_states=states)
 
@@ -472,6 +527,7 @@ class Scheduler:
         self.cache.launched = draft.step
         for part in draft.parts:
             part.request.num_computed_tokens = part.end
+            part.request.num_awaited += part.sample
         self.in_flight.append((plan, draft.parts))
         self.counters.steps += 1
         self.counters.computed_tokens += draft.tokens
@@ -479,14 +535,16 @@ class Scheduler:
 
     def _freeze(self, part: Planned) -> Chunk:
         request = part.request
+        known = tuple(request.tokens[part.start : part.end])
         return Chunk(
             request_id=request.id,
-            tokens=tuple(request.tokens[part.start : part.end]),
+            tokens=known,
             start=part.start,
             pages=self.cache.page_table(request, part.end),
             slot=None if request.slot is None else request.slot.index,
             exports=tuple(Export(export.position, export.state.index) for export in part.exports),
             sample=part.sample,
+            awaited=part.count - len(known),
         )
 
     def _admission(self, request: Request) -> Admission:
@@ -519,18 +577,35 @@ class Scheduler:
         progress = []
         for part, chunk in zip(parts, result.results, strict=True):
             request = part.request
-            if request.status is not Status.RUNNING or request.epoch != part.epoch:
-                self.cache.drop_exports(part.exports)  # cancelled or preempted meanwhile
-                if request.image is None or request.image.epoch != part.epoch:
+            if not self._is_current(part):
+                self.cache.drop_exports(part.exports)
+                if not self._is_awaited(part):
                     continue
-                request.image.committed = part.end  # swapped out: what came of its last step is not lost
+                assert request.image is not None
+                request.image.committed = part.end  # swapped out: what came of its last steps is not lost
             else:
                 request.num_committed_tokens = part.end
                 self.cache.commit(request, part.exports)
+                if request.status is Status.LEAVING:
+                    self._leave(request)
+                    continue
             request.prompt_logprobs += chunk.prompt_logprobs
             if part.sample:
+                request.num_awaited -= 1
                 progress.append(self._take_tokens(request, chunk))
         return progress
+
+    @staticmethod
+    def _is_current(part: Planned) -> bool:
+        """The request was not cancelled, preempted or ended since; else what the step gave is dropped."""
+        request = part.request
+        return request.epoch == part.epoch and request.status in (Status.RUNNING, Status.LEAVING)
+
+    @staticmethod
+    def _is_awaited(part: Planned) -> bool:
+        """The request was swapped out since, and what the step gave is its own all the same."""
+        image = part.request.image
+        return image is not None and image.epoch == part.epoch
 
     def _take_tokens(self, request: Request, chunk: ChunkResult) -> Progress:
         first = request.num_output_tokens == 0
@@ -581,7 +656,9 @@ class Scheduler:
             raise IntegrityError("a request stands in no queue, or in two")
         if len(self.running) > self.config.max_num_seqs:
             raise IntegrityError(f"{len(self.running)} requests run")
-        self.cache.check(self.requests.values(), self._pending_exports())
+        if any(request.status is not Status.LEAVING or not request.in_flight for request in self.leaving):
+            raise IntegrityError("a request leaves for which no step computes")
+        self.cache.check((*self.requests.values(), *self.leaving), self._pending_exports())
         if self.tiers is not None:
             self.tiers.check()
         if self.swap is not None:

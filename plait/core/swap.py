@@ -106,6 +106,7 @@ class SwapSpace:
         """The request does not need its image (any more)."""
         image, request.image = request.image, None
         if image is not None:
+            request.num_awaited = 0
             self._give([*image.pages.values(), *([image.slot] if image.slot is not None else [])])
 
     # -- in ---------------------------------------------------------------------------------

@@ -1,4 +1,9 @@
-"""The step loop's body: scheduler and worker joined. No sockets and no text here."""
+"""The step loop's body: scheduler and worker joined. No sockets and no text here.
+
+With asynchronous scheduling up to two steps are in flight: one runs, the next is launched behind it. The
+scheduler, the cache and the plans belong to the thread that calls ``EngineCore``; the step's thread sees
+prepared steps alone.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +12,6 @@ from dataclasses import dataclass, field, replace
 
 from plait.core.cache import Cache
 from plait.core.pace import Pace
-from plait.core.plan import StepPlan, StepResult
 from plait.core.request import Request
 from plait.core.sampling_params import SamplingParams
 from plait.core.scheduler import Progress, Scheduler, SchedulerConfig
@@ -20,7 +24,7 @@ from plait.engine.resolve import Resolved
 from plait.engine.sharing import finish
 from plait.engine.stats import EngineStats
 from plait.engine.tier import open_tier
-from plait.worker.runner import BadLogits
+from plait.worker.line import StepLine, StepRun
 from plait.worker.worker import Worker
 
 NOT_FINITE = (
@@ -82,7 +86,12 @@ class EngineCore:
         self.resolved = replace(resolved, decisions=(*resolved.decisions, *decisions))
         self.swap = SwapSpace(cache, worker.swap_geometry) if worker.swap_geometry is not None else None
         self.scheduler = Scheduler(cache, config, pace, self.tiers, self.swap)
+        self._line = StepLine(worker, threaded=resolved.async_scheduling)
+        self._steps_ahead = 2 if resolved.async_scheduling else 1
         self._step_seconds = 0.0
+        self._idle_seconds = 0.0
+        self._last_end: float | None = None
+        """when the last step ended, unless there was nothing to do after it"""
 
     @classmethod
     def start(cls, resolved: Resolved, worker: Worker) -> EngineCore:
@@ -133,24 +142,27 @@ class EngineCore:
 
     @property
     def has_work(self) -> bool:
-        return self.scheduler.has_work
+        """Requests wait or run, or a step is in flight."""
+        return self.scheduler.has_work or len(self._line) > 0
 
     # -- steps ------------------------------------------------------------------------------
 
     def step(self) -> StepOutcome:
-        """Plan and run one step."""
-        plan = self.scheduler.schedule()
-        if plan is None:
-            if self.tier is not None:
-                self.tier.wait(WAIT_SECONDS)
-            return StepOutcome()
-        outcome = StepOutcome()
-        started = time.perf_counter()
-        result = self._execute(plan, outcome)
-        seconds = time.perf_counter() - started
-        self._step_seconds += seconds
-        outcome.progress = self.scheduler.update(plan, result, seconds)
-        return outcome
+        """Launch what can be planned, then take in the oldest step in flight, once it is over.
+
+        With asynchronous scheduling the next step is launched before this one is waited for, and runs while
+        its outcome is on the way to clients: their messages are handled, and the step after it is planned.
+        """
+        while len(self._line) < self._steps_ahead:
+            plan = self.scheduler.schedule()
+            if plan is None:
+                break
+            self._line.launch(plan)
+        if len(self._line):
+            return self._take_in(self._line.collect())
+        if self.tier is not None:
+            self.tier.wait(WAIT_SECONDS)
+        return StepOutcome()
 
     def tend(self) -> bool:
         """Without requests: keep writing to the disk what waits for it. Whether there is more to do."""
@@ -170,15 +182,18 @@ class EngineCore:
             self.tier.wait(WAIT_SECONDS)
         return True
 
-    def _execute(self, plan: StepPlan, outcome: StepOutcome) -> StepResult:
-        try:
-            return self.worker.execute(plan)
-        except BadLogits as fault:
-            outcome.failed = dict.fromkeys(fault.request_ids, NOT_FINITE)
-            outcome.refused = dict.fromkeys(fault.barred, ALL_BARRED)
-            for request_id in (*fault.request_ids, *fault.barred):
-                self.scheduler.cancel(request_id)
-            return fault.result
+    def _take_in(self, step: StepRun) -> StepOutcome:
+        self._step_seconds += step.seconds
+        if self._last_end is not None:
+            self._idle_seconds += step.began - self._last_end
+        outcome = StepOutcome()
+        if step.fault is not None:
+            failed = set(self.scheduler.fail(step.plan, (*step.fault.request_ids, *step.fault.barred)))
+            outcome.failed = dict.fromkeys(failed.intersection(step.fault.request_ids), NOT_FINITE)
+            outcome.refused = dict.fromkeys(failed.intersection(step.fault.barred), ALL_BARRED)
+        outcome.progress = self.scheduler.update(step.plan, step.result, step.seconds)
+        self._last_end = step.ended if self.has_work else None
+        return outcome
 
     def reset_prefix_cache(self) -> None:
         self.scheduler.cache.reset_prefixes()
@@ -203,6 +218,8 @@ class EngineCore:
             memory_bytes=memory_bytes(),
             steps_total=counters.steps,
             step_seconds_total=self._step_seconds,
+            idle_seconds_total=self._idle_seconds,
+            cpu_seconds_total=time.process_time(),
             prompt_tokens_total=counters.prompt_tokens,
             cached_tokens_total=counters.cached_tokens,
             computed_tokens_total=counters.computed_tokens,
@@ -223,6 +240,8 @@ class EngineCore:
         )
 
     def close(self) -> None:
+        """Wait for the step that runs and for what is on its way to the disk, then give the memory back."""
+        self._line.close()
         if self.tier is not None:
             if not self.has_work:
                 self.flush()

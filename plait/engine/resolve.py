@@ -57,6 +57,7 @@ class Resolved:
     dtype: torch.dtype
     layout: CacheLayout
     threads: int
+    async_scheduling: bool = False
     max_model_len: int = 0
     max_num_batched_tokens: int = 0
     arena_bytes: int = 0
@@ -117,6 +118,8 @@ def resolve(args: EngineArgs) -> Resolved:
         Decision("dtype", dtype_name(dtype), why),
         *_layout_decisions(layout, args),
     ]
+    ahead, why_ahead = _async_scheduling(args)
+    decisions.append(Decision("async scheduling", "on" if ahead else "off", why_ahead))
     resolved = Resolved(
         args=args,
         path=path,
@@ -127,6 +130,7 @@ def resolve(args: EngineArgs) -> Resolved:
         dtype=dtype,
         layout=layout,
         threads=threads,
+        async_scheduling=ahead,
         decisions=tuple(decisions),
     )
     return _resolve_lengths(resolved)
@@ -162,7 +166,6 @@ def load_worker(resolved: Resolved, progress: Any = None) -> Worker:
 def _refuse_unbuilt(args: EngineArgs) -> None:
     """Settings that have a name already and no machinery yet: refused, never ignored."""
     not_built = {
-        "async_scheduling": (bool(args.async_scheduling), "leave it out or set it to False"),
         "tensor_parallel_size": (args.tensor_parallel_size != 1, "set it to 1"),
     }
     for name, (asked, remedy) in not_built.items():
@@ -250,6 +253,13 @@ def _dtype(
     if quantised:
         return config.dtype, "the file's packed weights are dequantised on load"
     return config.dtype, "the checkpoint's"
+
+
+def _async_scheduling(args: EngineArgs) -> tuple[bool, str]:
+    """Whether the next step is planned while one runs, and why."""
+    if args.async_scheduling is not None:
+        return args.async_scheduling, "as asked"
+    return True, "the next step is planned and prepared while one runs"
 
 
 def _cache_dtype(args: EngineArgs, name: str) -> torch.dtype | None:

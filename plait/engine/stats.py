@@ -30,6 +30,10 @@ class EngineStats:
 
     steps_total: int = 0
     step_seconds_total: float = 0.0
+    idle_seconds_total: float = 0.0
+    """from the end of a step to the beginning of the next, where there was something to do"""
+    cpu_seconds_total: float = 0.0
+    """processor time of the engine process, all threads"""
     prompt_tokens_total: int = 0
     """prompt tokens of requests that were admitted"""
     cached_tokens_total: int = 0

@@ -148,6 +148,8 @@ def engine_families(s: EngineStats, model: str) -> Iterator[Metric]:
     yield counter("plait:computed_tokens", "Tokens computed, of prompts and answers", s.computed_tokens_total)
     yield counter("plait:steps", "Steps run", s.steps_total)
     yield counter("plait:step_seconds", "Time spent in steps", s.step_seconds_total)
+    yield counter("plait:step_idle_seconds", "Time between steps while there was work", s.idle_seconds_total)
+    yield counter("plait:engine_cpu_seconds", "Processor time of the engine process", s.cpu_seconds_total)
     yield gauge("plait:arena_bytes", "Size of the arena", s.arena_bytes)
     yield gauge("plait:weight_bytes", "Size of the weights", s.weight_bytes)
     yield gauge("plait:memory_bytes", "Memory of the engine process", s.memory_bytes)

@@ -46,6 +46,9 @@ class TokenCounts:
 class RequestState:
     """Sampling parameters, tokens and token counts of one admitted request.
 
+    Steps are prepared ahead of those that run: ``length`` belongs to whoever prepares; ``tokens``, ``counts``
+    and ``failed`` to whoever runs, so that what a row is sampled with is as late as its logits.
+
     Ids outside the vocabulary (in ``logit_bias``, stop ids, end ids) cannot be sampled and have no effect.
     """
 
@@ -55,6 +58,10 @@ class RequestState:
         self.request_id = admission.request_id
         self.seed = admission.seed
         self.tokens = list(admission.tokens)
+        self.length = len(self.tokens)
+        """tokens once all prepared steps have run"""
+        self.failed = False
+        """no token could be chosen for it: what was prepared for it comes to nothing"""
         self.num_prompt_tokens = admission.num_prompt_tokens
 
         bias = {t: b for t, b in (params.logit_bias or {}).items() if t < vocab_size}

@@ -177,11 +177,16 @@ class Worker:
             raise RuntimeError("the worker has no arena: call allocate(arena_bytes) first")
         return self._arena
 
-    def execute(self, plan: StepPlan) -> StepResult:
-        """Run one step; see ``ModelRunner.execute`` for what it raises."""
+    @property
+    def runner(self) -> ModelRunner:
+        """What prepares and runs steps."""
         if self._runner is None:
             raise RuntimeError("the worker has no arena: call allocate(arena_bytes) before the first step")
-        return self._runner.execute(plan)
+        return self._runner
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        """Run one step; see ``ModelRunner`` for what it raises."""
+        return self.runner.execute(plan)
 
     def close(self) -> None:
         """Give the arena back. The worker can execute nothing any more."""
