@@ -382,8 +382,8 @@ class Scheduler:
     def _preempt(self, request: Request) -> None:
         """Back to the queue. It keeps its answer so far and resumes from the swap or the last snapshot.
 
-        A token that a step in flight samples for it is dropped, and sampled again when it resumes; where it was
-        swapped out, the token is kept.
+        A token that a step in flight samples for it is dropped, and sampled again when it resumes; a request
+        that was swapped out keeps it.
         """
         self.running.remove(request)
         if self.swap is not None:
