@@ -317,7 +317,7 @@ import logging, sys
 sys.path[:0] = {path!r}
 from test_prefix_cache_dir import PARAMS, checkpoint, make_core, prompts, run
 logging.basicConfig(format="%(message)s")
-core = make_core(checkpoint("qwen3_5"), prefix_cache_dir={folder!r})
+core = make_core(checkpoint("qwen3_5"), prefix_cache_dir={folder!r}, prefix_cache_dir_limit="1GiB")
 for sighting in range(2):
     answers = run(core, prompts(), PARAMS, seeds=range(8))
     assert core.flush(30)

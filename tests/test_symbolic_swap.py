@@ -135,11 +135,11 @@ class ReusedImage(SwapSpace):
 
 
 class WrongCursor(SwapSpace):
-    """Goes on one token after the image."""
+    """Goes on one token before the image."""
 
     def resume(self, request, end):
-        if request.image.cursor + 1 < request.num_tokens:
-            request.image.cursor += 1
+        if request.image.cursor > 1:
+            request.image.cursor -= 1
         return super().resume(request, end)
 
 
