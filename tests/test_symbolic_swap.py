@@ -62,10 +62,8 @@ def test_swapping_corrupts_nothing():
         for name in totals:
             totals[name] += getattr(world.scheduler.swap.counters, name)
     # The worlds are worth something only if all of this happens in them.
-    assert totals["kept"] > 100, totals
-    assert totals["resumed"] > 100, totals
-    assert totals["too_full"] > 10, totals
-    assert totals["lost"] > 2, totals
+    assert min(totals["kept"], totals["resumed"], totals["too_full"]) > 50, totals
+    assert totals["lost"] > 0, totals
 
 
 @pytest.mark.parametrize("state_bytes", [0, 200])
