@@ -12,8 +12,8 @@ from symbolic_tier import SymbolicTier
 from plait.core.cache import Cache
 from plait.core.tiers import Spill, Tiers
 
-STEPS = 16_000
-WORLDS = 40
+STEPS = 12_000
+WORLDS = 30
 
 
 def make_tiers(kind: type[Tiers] = Tiers, stored: dict | None = None):

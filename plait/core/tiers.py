@@ -179,22 +179,27 @@ class Tiers:
         """A hit can newly end at ``node``: it and all that leads to it is worth keeping."""
         if not self.tier.writable:
             return
-        chain = self._chain(node)
-        wanted = [name for name, _ in chain if name not in self._on_the_way_out and not self.tier.has(name)]
-        if node.snapshot is not None or node.depth % TOUCH_PAGES == 0:
+        whole = node.snapshot is not None or node.depth % TOUCH_PAGES == 0
+        chain = self._chain(node, whole)
+        if whole:
             self._touch(chain)
-        if len(self._backlog) + len(wanted) > MOST_WAITING:
-            self.counters.writes_skipped += len(wanted)
-            return
-        self._backlog += wanted
-        self._on_the_way_out.update(wanted)
+        wanted = [name for name, _ in chain if not self._is_kept(name)]
+        room = MOST_WAITING - len(self._backlog)
+        self.counters.writes_skipped += len(wanted[room:])
+        self._backlog += wanted[:room]
+        self._on_the_way_out.update(wanted[:room])
 
-    @staticmethod
-    def _chain(node: Node) -> list[tuple[Name, int]]:
-        """All that leads to a node, with depths: pages from the first on, then its snapshot."""
+    def _is_kept(self, name: Name) -> bool:
+        return name in self._on_the_way_out or self.tier.has(name)
+
+    def _chain(self, node: Node, whole: bool = True) -> list[tuple[Name, int]]:
+        """What leads to a node, with depths: pages from the first on, then its snapshot.
+
+        ``whole``: all of it; else from behind the last page that is kept.
+        """
         chain = [((Kind.STATE, node.key), node.depth)] if node.snapshot is not None else []
         above: Node | None = node
-        while above is not None:
+        while above is not None and (whole or not self._is_kept((Kind.PAGE, above.key))):
             chain.append(((Kind.PAGE, above.key), above.depth))
             above = above.parent
         return chain[::-1]
