@@ -93,6 +93,9 @@ def serve(
     shutdown_timeout: Annotated[
         float, _server_option("--shutdown-timeout", "Seconds that running requests get to end.", min=0)
     ] = 20.0,
+    debug_endpoints: Annotated[
+        bool, _server_option("--debug-endpoints", "Serve /debug, which shows what clients have sent.")
+    ] = False,
     default_chat_template_kwargs: Annotated[
         str, _server_option("--default-chat-template-kwargs", "JSON object handed to the chat template.")
     ] = "{}",
@@ -156,6 +159,7 @@ def serve(
         reasoning_parser=reasoning_parser,
         tool_call_parser=tool_call_parser,
         enable_auto_tool_choice=enable_auto_tool_choice,
+        debug=debug_endpoints,
         priorities=args.scheduling_policy == "priority",
     )
     with Stages(model) as stages:

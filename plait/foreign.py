@@ -32,7 +32,7 @@ FOREIGN: dict[str, Foreign] = {
     "gpu_memory_utilization": Foreign(_MEMORY),  # the command line makes it a memory_limit
     "kv_cache_memory_bytes": Foreign(_MEMORY),
     "num_gpu_blocks_override": Foreign(_MEMORY),
-    "swap_space": Foreign("preempted requests resume from their last snapshot; no swap space is set aside"),
+    "swap_space": Foreign("see preemption_mode=swap and swap_limit, which counts bytes inside memory_limit"),
     "enforce_eager": Foreign(_LAUNCH, takes_value=False),
     "max_cudagraph_capture_size": Foreign(_LAUNCH),
     "cudagraph_capture_sizes": Foreign(_LAUNCH),

@@ -14,15 +14,19 @@ from __future__ import annotations
 
 import random
 from collections import deque
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import ClassVar
 
 from plait.core.arena import Unit
 from plait.core.cache import Cache
 from plait.core.geometry import Geometry
-from plait.core.plan import Chunk, ChunkResult, Kind, StepPlan, StepResult
+from plait.core.plan import Chunk, ChunkResult, Kind, StepPlan, StepResult, Way
 from plait.core.request import Request
 from plait.core.sampling_params import SamplingParams
 from plait.core.scheduler import Refused, Scheduler, SchedulerConfig
+from plait.core.swap import SwapSpace
+from plait.core.tiers import Tiers
 
 VOCABULARY = 50
 
@@ -67,6 +71,8 @@ class SymbolicWorker:
         self.states: dict[int, int | None] = {}
         self.trails: dict[str, list[int]] = {}
         self.tokens: dict[str, list[int]] = {}
+        self.swap: SymbolicWorker | None = None
+        """whose memory is the swap buffer"""
 
     def execute(self, plan: StepPlan) -> StepResult:
         for request_id in plan.ended:
@@ -77,10 +83,12 @@ class SymbolicWorker:
             self.tokens[admission.request_id] = list(admission.tokens)
             self.trails[admission.request_id] = digests(admission.tokens)
         for copy in plan.copies:
+            source = self.swap if copy.way is Way.IN else self
+            target = self.swap if copy.way is Way.OUT else self
             if copy.kind is Kind.PAGE:
-                self.write_page(copy.target, list(self.read_page(copy.source)))
+                target.write_page(copy.target, list(source.read_page(copy.source)))
             else:
-                self.write_state(copy.target, self.states.get(copy.source))
+                target.write_state(copy.target, source.states.get(copy.source))
         return StepResult(plan.step, tuple(self.compute(chunk) for chunk in plan.chunks))
 
     # -- memory: pages and states lie over the same bytes -----------------------------------
@@ -168,6 +176,8 @@ class SymbolicWorker:
 class World:
     """A scheduler, a symbolic worker, clients and an outside actor, driven by one random seed."""
 
+    answer_lengths: ClassVar[list[int]] = [1, 2, 8, 30]
+
     seed: int
     depth: int = 1
     """steps in flight at most"""
@@ -175,6 +185,8 @@ class World:
     make_scheduler: type[Scheduler] = Scheduler
     check_every: int = 1
     cancel_rate: float = 0.01
+    make_swap: type[SwapSpace] | None = None
+    make_tiers: Callable[[World], Tiers] | None = None
     rng: random.Random = field(init=False)
     expected: dict[str, tuple[list[int], int, frozenset[int]]] = field(default_factory=dict)
     asked: dict[str, tuple[list[int], int, frozenset[int]]] = field(default_factory=dict)
@@ -211,6 +223,13 @@ class World:
         )
         self.scheduler = self.make_scheduler(self.cache, config)
         self.worker = SymbolicWorker(self.geometry)
+        if self.make_swap is not None:
+            size = self.geometry.slab_bytes * rng.choice([2, 4, 40])
+            buffer = replace(self.geometry, arena_bytes=size)
+            self.worker.swap = SymbolicWorker(buffer)
+            self.scheduler.swap = self.make_swap(self.cache, buffer)
+        if self.make_tiers is not None:
+            self.scheduler.tiers = self.make_tiers(self)
         self.launched: deque[StepPlan] = deque()
         """steps that have not run"""
         self.ran: deque[tuple[StepPlan, StepResult]] = deque()
@@ -237,7 +256,7 @@ class World:
         self.count += 1
         room = self.scheduler.config.max_model_len - len(prompt)
         ends = frozenset(rng.sample(range(VOCABULARY), rng.choice([0, 2, 8])))
-        params = SamplingParams(max_tokens=min(max(1, room), rng.choice([1, 2, 8, 30])))
+        params = SamplingParams(max_tokens=min(max(1, room), rng.choice(self.answer_lengths)))
         request = Request(
             id=f"r{self.count}", tokens=list(prompt), num_prompt_tokens=len(prompt), params=params, seed=0,
             max_tokens=params.max_tokens, end_token_ids=ends, priority=rng.choice([0, 0, 1, 5]),
@@ -330,6 +349,7 @@ class World:
             self.borrow()
         if self.loans and rng.random() < 0.2:
             self.end_loan()
+        self.tick_tier()
         if self.in_flight < self.depth and (not self.in_flight or rng.random() < 0.7):
             self.launch()
         elif self.launched and rng.random() < 0.5:
@@ -338,6 +358,10 @@ class World:
             self.land()
         if self.check_every and rng.randrange(self.check_every) == 0:
             self.scheduler.check()
+
+    def tick_tier(self) -> None:
+        if self.scheduler.tiers is not None:
+            self.scheduler.tiers.tier.tick()
 
     def run(self, steps: int) -> None:
         """Until ``steps`` steps were launched, then until everything has ended."""
@@ -349,16 +373,28 @@ class World:
                 raise AssertionError("requests wait and nothing is scheduled")
         self.drain()
 
+    def settles(self) -> bool:
+        """Whether transfers of a tier are still to come; then they go on."""
+        tiers = self.scheduler.tiers
+        if tiers is None or not tiers.busy:
+            return False
+        self.tick_tier()
+        tiers.collect()
+        tiers.spill()
+        return True
+
     def drain(self) -> None:
         while self.loans:
             self.end_loan()
         for _ in range(20_000):
             if self.in_flight:
                 self.land()
-            elif not self.scheduler.has_work:
-                break
-            elif not self.launch():
+            elif self.launch() or self.settles():
+                continue
+            elif self.scheduler.has_work:
                 raise AssertionError("requests wait, memory is free, and nothing is scheduled")
+            else:
+                break
         self.scheduler.check()
         if self.expected:
             raise AssertionError(f"{len(self.expected)} requests never ended")

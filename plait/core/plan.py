@@ -30,6 +30,17 @@ class Kind(enum.IntEnum):
     STATE = 1
 
 
+class Way(enum.IntEnum):
+    """Between which memories a copy goes."""
+
+    WITHIN = 0
+    """the arena"""
+    OUT = 1
+    """from the arena to the swap buffer"""
+    IN = 2
+    """from the swap buffer to the arena"""
+
+
 @dataclass(frozen=True, slots=True)
 class Copy:
     """Copy one whole page or state to another unit of the same kind."""
@@ -37,6 +48,7 @@ class Copy:
     kind: Kind
     source: int
     target: int
+    way: Way = Way.WITHIN
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,6 +30,21 @@ class PendingExport:
 
 
 @dataclass(slots=True, eq=False)
+class Image:
+    """What a preempted request goes on from; its units are the swap buffer's."""
+
+    epoch: int
+    """of the run that was preempted: results of its last step may still come"""
+    cursor: int
+    """tokens whose entries it has, once the steps in flight are over"""
+    committed: int
+    num_pages: int
+    pages: dict[int, Unit]
+    """by number; the others were shared, and are found by their keys"""
+    slot: Unit | None
+
+
+@dataclass(slots=True, eq=False)
 class Request:
     """One prompt and its growing answer.
 
@@ -77,6 +92,10 @@ class Request:
     num_cached_tokens: int | None = None
     """prompt tokens found in the cache when it was first admitted"""
     num_preemptions: int = 0
+    image: Image | None = None
+    """while it is preempted and was swapped out"""
+    num_restores: int = 0
+    """times that it waited for a prefix that a tier has"""
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
 
     @property

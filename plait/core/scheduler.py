@@ -21,6 +21,8 @@ from plait.core.pace import Pace, pairs
 from plait.core.plan import Admission, Chunk, ChunkResult, Export, StepPlan, StepResult, TokenLogprobs
 from plait.core.request import PendingExport, Request, Status
 from plait.core.snapshots import SnapshotKind
+from plait.core.swap import SwapSpace
+from plait.core.tiers import Tiers
 
 SCORED_TOKENS = 256
 """Most tokens in one step of a prompt whose log-probabilities are asked for: each makes a row of logits."""
@@ -144,8 +146,17 @@ class SchedulerCounters:
 class Scheduler:
     """Plans steps over one cache."""
 
-    def __init__(self, cache: Cache, config: SchedulerConfig, pace: Pace | None = None) -> None:
+    def __init__(
+        self,
+        cache: Cache,
+        config: SchedulerConfig,
+        pace: Pace | None = None,
+        tiers: Tiers | None = None,
+        swap: SwapSpace | None = None,
+    ) -> None:
         self.cache = cache
+        self.tiers = tiers
+        self.swap = swap
         self.config = config
         self.pace = pace or Pace()
         self.grid = cache.geometry.state_grid
@@ -224,8 +235,12 @@ class Scheduler:
         if launched is not plan:
             raise IntegrityError(f"step {plan.step} failed before step {launched.step} was over")
         asked = set(request_ids)
-        staying = [part.request for part in parts if part.request.id in asked and self._is_current(part)]
-        failed = [request for request in staying if request.status is Status.RUNNING]
+        staying = [
+            part.request
+            for part in parts
+            if part.request.id in asked and (self._is_current(part) or self._is_awaited(part))
+        ]
+        failed = [request for request in staying if request.status is not Status.LEAVING]
         for request in failed:
             self._finish(request, "abort")
         return [request.id for request in failed]
@@ -235,6 +250,8 @@ class Scheduler:
         queue.remove(request)
         if request.status is Status.RUNNING:
             self._ended.append(request.id)
+        if self.swap is not None:
+            self.swap.drop(request)
         request.status = Status.FINISHED
         if reason == "abort":
             self.cache.release(request)
@@ -261,6 +278,8 @@ class Scheduler:
 
     def schedule(self) -> StepPlan | None:
         """The next step, or None when nothing can be computed now."""
+        if self.tiers is not None:
+            self.tiers.collect()
         draft = Draft(self.cache.launched + 1, self.config.max_num_batched_tokens)
         self._plan_running(draft)
         if not draft.preempted:
@@ -268,6 +287,8 @@ class Scheduler:
         self._plan_left_out(draft)
         for part in draft.parts:
             part.exports = self.cache.exports(part.request, part.start, part.end)
+        if self.tiers is not None:
+            self.tiers.spill()
         if not draft.parts and not self.cache.copies:
             return None
         return self._launch(draft)
@@ -359,16 +380,21 @@ class Scheduler:
             draft.pairs -= request.length
 
     def _preempt(self, request: Request) -> None:
-        """Back to the queue. It keeps its answer so far and resumes from the last snapshot.
+        """Back to the queue. It keeps its answer so far and resumes from the swap or the last snapshot.
 
-        A token that a step in flight samples for it is dropped, and sampled again when it resumes.
+        A token that a step in flight samples for it is dropped, and sampled again when it resumes; a request
+        that was swapped out keeps it.
         """
         self.running.remove(request)
+        if self.swap is not None:
+            self.swap.keep(request)
         self.cache.release(request)
         request.status = Status.WAITING
-        request.num_computed_tokens = request.num_committed_tokens = request.num_awaited = 0
+        request.num_computed_tokens = request.num_committed_tokens = 0
         request.num_preemptions += 1
-        request.prompt_logprobs.clear()
+        if request.image is None:
+            request.num_awaited = 0
+            request.prompt_logprobs.clear()
         self._ended.append(request.id)
         self.counters.preemptions += 1
         bisect.insort(self.waiting, request, key=self._order)
@@ -376,35 +402,69 @@ class Scheduler:
     def _plan_waiting(self, draft: Draft) -> None:
         """Admit waiting requests in order while budget, ``max_num_seqs`` and memory allow.
 
-        One that follows a leader is passed over; one that waits for memory holds up all behind it.
+        One that follows a leader, or waits for a tier, is passed over; one that waits for memory holds up all
+        behind it.
         """
         followers = 0
         while followers < len(self.waiting) and followers < MOST_FOLLOWERS:
             if len(self.running) >= self.config.max_num_seqs or draft.left < 1:
                 return
             request = self.waiting[followers]
-            match = self.cache.match(request)
-            start = match.position(self.cache.geometry.page_size)
-            if self._follows(draft, request, start):
+            count = self._resume(draft, request) if self._is_kept(request) else self._enter(draft, request)
+            if count is None:
                 followers += 1
                 continue
-            count = self._chunk(draft, request, start)
-            if count < 1 or not self._fits(self.cache.pages_wanted(request, match)):
-                return
-            if not self.cache.admit(request, match):
-                return
-            if not self.cache.grow(request, start + count):
-                self.cache.release(request)
-                request.num_computed_tokens = request.num_committed_tokens = 0
+            if not count:
                 return
             self.waiting.pop(followers)
             request.status = Status.RUNNING
             request.epoch += 1
             bisect.insort(self.running, request, key=self._order)
             self._count_admission(request)
-            self.cache.count_hit(request)
             draft.admitted.append(request)
             draft.add(request, count)
+
+    def _enter(self, draft: Draft, request: Request) -> int | None:
+        """Give the request what the cache has of it, and memory for a chunk.
+
+        Returns:
+            Tokens of the chunk; 0: it must wait for memory or budget; None: it waits for something else, and
+            nobody behind it waits.
+        """
+        if self.tiers is not None and self.tiers.holds_up(request, self._fits):
+            return None
+        match = self.cache.match(request)
+        start = match.position(self.cache.geometry.page_size)
+        if self._follows(draft, request, start):
+            return None
+        count = self._chunk(draft, request, start)
+        if count < 1 or not self._fits(self.cache.pages_wanted(request, match)):
+            return 0
+        if not self.cache.admit(request, match):
+            return 0
+        if not self.cache.grow(request, start + count):
+            self.cache.release(request)
+            request.num_computed_tokens = request.num_committed_tokens = 0
+            return 0
+        self.cache.count_hit(request)
+        if self.tiers is not None:
+            self.tiers.used(request)
+        return count
+
+    def _is_kept(self, request: Request) -> bool:
+        return self.swap is not None and self.swap.is_usable(request)
+
+    def _resume(self, draft: Draft, request: Request) -> int | None:
+        """As ``_enter``, from the swap buffer."""
+        image = request.image
+        assert self.swap is not None
+        assert image is not None
+        if image.committed < image.cursor:
+            return None  # its last step is still in flight, and a token may come of it
+        count = self._chunk(draft, request, image.cursor)
+        if count < 1 or not self._fits(self.cache.geometry.pages_for(request.num_tokens)):
+            return 0
+        return count if self.swap.resume(request, image.cursor + count) else 0
 
     def _follows(self, draft: Draft, request: Request, found: int) -> bool:
         """Whether another request computes more of its prefix right now: then it waits for that.
@@ -437,7 +497,7 @@ class Scheduler:
                     return True
         return False
 
-    def _fits(self, pages_wanted: int) -> bool:
+    def _fits(self, pages_wanted: int, states: int = 1) -> bool:
         """A check, not a reservation: what running prompts and this one still need can be had.
 
         A page is left for each running answer, so that a newcomer is not preempted at once.
@@ -445,7 +505,7 @@ class Scheduler:
         size = self.cache.geometry.pages_for
         behind = sum(max(0, size(r.length) - len(r.pages)) for r in self.running)
         spare = len(self.running)
-        return pages_wanted + behind + spare <= self.cache.available_pages(more_states=1)
+        return pages_wanted + behind + spare <= self.cache.available_pages(more_states=states)
 
     def _count_admission(self, request: Request) -> None:
         if request.num_cached_tokens is None:
@@ -519,12 +579,16 @@ class Scheduler:
             request = part.request
             if not self._is_current(part):
                 self.cache.drop_exports(part.exports)
-                continue
-            request.num_committed_tokens = part.end
-            self.cache.commit(request, part.exports)
-            if request.status is Status.LEAVING:
-                self._leave(request)
-                continue
+                if not self._is_awaited(part):
+                    continue
+                assert request.image is not None
+                request.image.committed = part.end  # swapped out: what came of its last steps is not lost
+            else:
+                request.num_committed_tokens = part.end
+                self.cache.commit(request, part.exports)
+                if request.status is Status.LEAVING:
+                    self._leave(request)
+                    continue
             request.prompt_logprobs += chunk.prompt_logprobs
             if part.sample:
                 request.num_awaited -= 1
@@ -536,6 +600,12 @@ class Scheduler:
         """The request was not cancelled, preempted or ended since; else what the step gave is dropped."""
         request = part.request
         return request.epoch == part.epoch and request.status in (Status.RUNNING, Status.LEAVING)
+
+    @staticmethod
+    def _is_awaited(part: Planned) -> bool:
+        """The request was swapped out since, and what the step gave is its own all the same."""
+        image = part.request.image
+        return image is not None and image.epoch == part.epoch
 
     def _take_tokens(self, request: Request, chunk: ChunkResult) -> Progress:
         first = request.num_output_tokens == 0
@@ -589,6 +659,10 @@ class Scheduler:
         if any(request.status is not Status.LEAVING or not request.in_flight for request in self.leaving):
             raise IntegrityError("a request leaves for which no step computes")
         self.cache.check((*self.requests.values(), *self.leaving), self._pending_exports())
+        if self.tiers is not None:
+            self.tiers.check()
+        if self.swap is not None:
+            self.swap.check(list(self.requests.values()))
 
     def _pending_exports(self) -> Iterator[PendingExport]:
         for _, parts in self.in_flight:

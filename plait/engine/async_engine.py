@@ -17,6 +17,7 @@ from plait.config import ConfigError, EngineArgs, check_types
 from plait.core.plan import TokenLogprobs
 from plait.core.sampling_params import SamplingParams
 from plait.core.seeds import derive_seed
+from plait.core.tree import Branch
 from plait.engine import messages as m
 from plait.engine.client import EngineClient, Event
 from plait.engine.outputs import (
@@ -127,6 +128,10 @@ class AsyncEngine:
     async def stats(self) -> EngineStats:
         """Numbers of this moment. Raises EngineDeadError."""
         return await self._client.stats()
+
+    async def prefix_tree(self, most: int = 1000) -> list[Branch]:
+        """The tree of cached prefixes, at most so many branches. Raises EngineDeadError."""
+        return await self._client.prefix_tree(most)
 
     async def reset_prefix_cache(self) -> None:
         """Drop what no running request holds of the prefix cache."""

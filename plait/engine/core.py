@@ -8,7 +8,7 @@ prepared steps alone.
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from plait.core.cache import Cache
 from plait.core.pace import Pace
@@ -16,10 +16,14 @@ from plait.core.request import Request
 from plait.core.sampling_params import SamplingParams
 from plait.core.scheduler import Progress, Scheduler, SchedulerConfig
 from plait.core.snapshots import SnapshotPolicy
-from plait.engine.memory import memory_bytes
+from plait.core.swap import SwapCounters, SwapSpace
+from plait.core.tiers import TierCounters, Tiers
+from plait.core.tree import Branch, branches
+from plait.engine.memory import memory_bytes, parse_bytes
 from plait.engine.resolve import Resolved
 from plait.engine.sharing import finish
 from plait.engine.stats import EngineStats
+from plait.engine.tier import open_tier
 from plait.worker.line import StepLine, StepRun
 from plait.worker.worker import Worker
 
@@ -27,6 +31,11 @@ NOT_FINITE = (
     "the model's logits are not finite; its weights may be damaged, or overflow in their dtype: try "
     "dtype float32"
 )
+WAIT_SECONDS = 0.01
+"""Longest sleep while all that there is to do waits for the disk: messages are looked at in between."""
+FLUSH_SECONDS = 2.0
+"""How long the end of the engine may take for what waits to be written to the disk."""
+
 ALL_BARRED = "min_tokens bars every token that could come; ask for fewer stop_token_ids, or min_tokens=0"
 
 
@@ -53,15 +62,15 @@ class EngineCore:
         assert worker.geometry is not None
         self.resolved = resolved
         self.worker = worker
-        backend = resolved.backend
+        args, backend = resolved.args, resolved.backend
         cache = Cache(
             worker.geometry,
             SnapshotPolicy.of(worker.geometry, resolved.args.snapshot_interval),
             numerics_id=resolved.numerics_id,
             enabled=resolved.args.enable_prefix_caching,
             row_invariant=backend.row_invariant,
+            budget=None if args.prefix_cache_budget is None else parse_bytes(args.prefix_cache_budget),
         )
-        args = resolved.args
         config = SchedulerConfig(
             max_num_batched_tokens=resolved.max_num_batched_tokens,
             max_num_seqs=args.max_num_seqs,
@@ -71,7 +80,12 @@ class EngineCore:
             priorities=args.scheduling_policy == "priority",
         )
         target = args.target_itl_ms
-        self.scheduler = Scheduler(cache, config, Pace(None if target is None else target / 1000))
+        pace = Pace(None if target is None else target / 1000)
+        self.tier, decisions = open_tier(resolved, worker.arena)
+        self.tiers = None if self.tier is None else Tiers(cache, self.tier)
+        self.resolved = replace(resolved, decisions=(*resolved.decisions, *decisions))
+        self.swap = SwapSpace(cache, worker.swap_geometry) if worker.swap_geometry is not None else None
+        self.scheduler = Scheduler(cache, config, pace, self.tiers, self.swap)
         self._line = StepLine(worker, threaded=resolved.async_scheduling)
         self._steps_ahead = 2 if resolved.async_scheduling else 1
         self._step_seconds = 0.0
@@ -144,7 +158,29 @@ class EngineCore:
             if plan is None:
                 break
             self._line.launch(plan)
-        return self._take_in(self._line.collect()) if len(self._line) else StepOutcome()
+        if len(self._line):
+            return self._take_in(self._line.collect())
+        if self.tier is not None:
+            self.tier.wait(WAIT_SECONDS)
+        return StepOutcome()
+
+    def tend(self) -> bool:
+        """Without requests: keep writing to the disk what waits for it. Whether there is more to do."""
+        if self.tiers is None or not self.tiers.busy:
+            return False
+        self.tiers.collect()
+        self.tiers.spill()
+        return self.tiers.busy
+
+    def flush(self, seconds: float = FLUSH_SECONDS) -> bool:
+        """Write what waits for the disk. Whether all of it got there in time; call it without requests."""
+        end = time.monotonic() + seconds
+        while self.tend():
+            assert self.tier is not None
+            if time.monotonic() > end:
+                return False
+            self.tier.wait(WAIT_SECONDS)
+        return True
 
     def _take_in(self, step: StepRun) -> StepOutcome:
         self._step_seconds += step.seconds
@@ -164,9 +200,15 @@ class EngineCore:
 
     # -- looking ----------------------------------------------------------------------------
 
+    def prefix_tree(self, most: int) -> list[Branch]:
+        """The cached prefixes; at most so many branches."""
+        return branches(self.scheduler.cache, most)
+
     def stats(self) -> EngineStats:
         scheduler, cache = self.scheduler, self.scheduler.cache
         counters, kept = scheduler.counters, cache.counters
+        tier = self.tiers.counters if self.tiers is not None else TierCounters()
+        swap = self.swap.counters if self.swap is not None else SwapCounters()
         return EngineStats(
             running=len(scheduler.running),
             waiting=len(scheduler.waiting),
@@ -190,9 +232,18 @@ class EngineCore:
             pages_evicted_total=kept.pages_evicted,
             units_moved_total=kept.units_moved,
             exports_skipped_total=kept.exports_skipped,
+            swaps_total={"out": swap.kept, "in": swap.resumed, "too_full": swap.too_full, "lost": swap.lost},
+            tier_written_total={"page": tier.pages_written, "snapshot": tier.snapshots_written},
+            tier_read_total={"page": tier.pages_read, "snapshot": tier.snapshots_read},
+            tier_writes_skipped_total=tier.writes_skipped,
+            tier_reads_failed_total=tier.reads_failed,
         )
 
     def close(self) -> None:
-        """Wait for the step that runs, then give the memory back."""
+        """Wait for the step that runs and for what is on its way to the disk, then give the memory back."""
         self._line.close()
+        if self.tier is not None:
+            if not self.has_work:
+                self.flush()
+            self.tier.close()
         self.worker.close()

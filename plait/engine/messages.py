@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from plait.core.sampling_params import SamplingParams, ThinkingBudget
+from plait.core.tree import Branch
 from plait.engine.stats import EngineStats
 
 
@@ -41,6 +42,14 @@ class Cancel(Message):
 
 class AskStats(Message):
     number: int
+
+
+class AskTree(Message):
+    """Which prefixes are cached."""
+
+    number: int
+    most: int
+    """branches"""
 
 
 class ResetPrefixCache(Message):
@@ -103,14 +112,19 @@ class Stats(Message):
     stats: EngineStats
 
 
+class Tree(Message):
+    number: int
+    branches: list[Branch]
+
+
 class Crashed(Message):
     """A bug: the process ends and all requests with it."""
 
     reason: str
 
 
-FromClient = Add | Cancel | AskStats | ResetPrefixCache | Stop
-FromEngine = Stage | Ready | StartFailed | Outputs | RequestFailed | Stats | Crashed
+FromClient = Add | Cancel | AskStats | AskTree | ResetPrefixCache | Stop
+FromEngine = Stage | Ready | StartFailed | Outputs | RequestFailed | Stats | Tree | Crashed
 
 encode = msgspec.msgpack.Encoder().encode
 decode_from_client = msgspec.msgpack.Decoder(FromClient).decode

@@ -30,6 +30,8 @@ IDLE_MS = 1000
 """Longest sleep without work."""
 SWITCH_SECONDS = 2e-5
 """Longest that planning keeps Python's lock from a step that comes back from a kernel."""
+TEND_MS = 5
+"""Longest sleep while something is on its way to the disk."""
 
 
 class StartOrder(msgspec.Struct):
@@ -95,7 +97,7 @@ class EngineProcess:
     def serve(self) -> None:
         assert self.core is not None
         while self.running:
-            self.receive(0 if self.core.has_work else IDLE_MS)
+            self.receive(0 if self.core.has_work else TEND_MS if self.core.tend() else IDLE_MS)
             if self.running and self.core.has_work:
                 self.deliver(self.core.step())
 
@@ -119,6 +121,8 @@ class EngineProcess:
                     self.owner_of.pop(request_id, None)
             case m.AskStats(number):
                 self.send(client, m.Stats(number, core.stats()))
+            case m.AskTree(number, most):
+                self.send(client, m.Tree(number, core.prefix_tree(most)))
             case m.ResetPrefixCache():
                 core.reset_prefix_cache()
             case m.Stop():

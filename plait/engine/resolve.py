@@ -166,7 +166,6 @@ def load_worker(resolved: Resolved, progress: Any = None) -> Worker:
 def _refuse_unbuilt(args: EngineArgs) -> None:
     """Settings that have a name already and no machinery yet: refused, never ignored."""
     not_built = {
-        "preemption_mode": (args.preemption_mode != "recompute", 'set it to "recompute"'),
         "tensor_parallel_size": (args.tensor_parallel_size != 1, "set it to 1"),
     }
     for name, (asked, remedy) in not_built.items():
@@ -175,6 +174,7 @@ def _refuse_unbuilt(args: EngineArgs) -> None:
     choices = {
         "load_format": ("auto", "safetensors", "gguf", "dummy"),
         "scheduling_policy": ("fcfs", "priority"),
+        "preemption_mode": ("recompute", "swap"),
         "dtype": ("auto", *_ALIASES, *DTYPES),
         "device": ("auto", "cpu", "cuda"),
     }
@@ -182,11 +182,20 @@ def _refuse_unbuilt(args: EngineArgs) -> None:
         value = getattr(args, name)
         if value not in known and not (name == "device" and value.startswith("cuda:")):
             raise ConfigError(f"{name}={value!r}: choose one of {', '.join(known)}")
-    if args.memory_limit is not None:
-        try:
-            parse_bytes(args.memory_limit)
-        except ValueError as fault:
-            raise ConfigError(f"memory_limit: {fault}") from fault
+    for name in ("memory_limit", "prefix_cache_budget", "prefix_cache_dir_limit", "swap_limit"):
+        if getattr(args, name) is not None:
+            try:
+                parse_bytes(getattr(args, name))
+            except ValueError as fault:
+                raise ConfigError(f"{name}: {fault}") from fault
+    if not args.enable_prefix_caching:
+        for name in ("prefix_cache_budget", "prefix_cache_dir"):
+            if getattr(args, name) is not None:
+                raise ConfigError(f"{name} needs the prefix cache, and it is off; leave out one of the two")
+    if args.swap_limit is not None and args.preemption_mode != "swap":
+        raise ConfigError("swap_limit has a use with preemption_mode=swap alone; leave out one of the two")
+    if args.prefix_cache_dir_limit is not None and args.prefix_cache_dir is None:
+        raise ConfigError("prefix_cache_dir_limit needs a prefix_cache_dir; give a folder, or leave it out")
     if args.trust_remote_code:
         raise ConfigError("trust_remote_code: plait runs no code that comes with a model; leave it out")
     if args.max_num_seqs < 1:

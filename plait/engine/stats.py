@@ -50,3 +50,10 @@ class EngineStats:
     pages_evicted_total: int = 0
     units_moved_total: int = 0
     exports_skipped_total: int = 0
+    swaps_total: dict[str, int] = field(default_factory=dict)
+    """preempted requests that were swapped out and in; that found no room; whose shared pages were lost"""
+    tier_written_total: dict[str, int] = field(default_factory=dict)
+    """pages and snapshots written to prefix_cache_dir"""
+    tier_read_total: dict[str, int] = field(default_factory=dict)
+    tier_writes_skipped_total: int = 0
+    tier_reads_failed_total: int = 0

@@ -17,6 +17,7 @@ from plait.server import errors
 from plait.server.anthropic_messages import CountRequest, MessagesRequest
 from plait.server.chat import chat_completions
 from plait.server.completions import completions
+from plait.server.debug import add_debug
 from plait.server.limits import LimitBody
 from plait.server.messages import count_tokens, create_message
 from plait.server.protocol import ChatRequest, CompletionRequest
@@ -42,6 +43,8 @@ def create_app(engine: AsyncEngine, settings: ServerSettings | None = None) -> F
     _add_tokens(app, service)
     _add_operations(app, service)
     app.add_middleware(LimitBody, most=settings.max_body_bytes)
+    if settings.debug:
+        add_debug(app, service)
     if settings.api_key:
         app.add_middleware(RequireKey, key=settings.api_key)
     return app
@@ -135,7 +138,7 @@ def _add_operations(app: FastAPI, service: Service) -> None:
 
 
 class RequireKey:
-    """Refuses requests under /v1 that do not carry the key. The rest is for probes and scrapers."""
+    """Refuses requests under /v1 and /debug that lack the key. The rest is for probes and scrapers."""
 
     def __init__(self, app: ASGIApp, key: str):
         self._app = app
@@ -155,4 +158,4 @@ class RequireKey:
     @staticmethod
     def _guarded(scope: Scope) -> bool:
         path: str = scope["path"].removeprefix(scope.get("root_path", ""))
-        return path.startswith(("/v1", "/tokenize", "/detokenize"))
+        return path.startswith(("/v1", "/tokenize", "/detokenize", "/debug"))

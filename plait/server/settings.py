@@ -45,6 +45,8 @@ class ServerSettings:
     max_prompt_tokens: int | None = None
     """longest prompt; None: what the model's length allows"""
 
+    debug: bool = False
+    """serve ``/debug``, which shows what clients have sent"""
     priorities: bool = False
     """the engine runs requests by priority; otherwise one that brings a priority is refused"""
 

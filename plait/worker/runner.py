@@ -13,7 +13,7 @@ from typing import Protocol
 
 import torch
 
-from plait.core.plan import Admission, Chunk, ChunkResult, StepPlan, StepResult, TokenLogprobs
+from plait.core.plan import Admission, Chunk, ChunkResult, Copy, StepPlan, StepResult, TokenLogprobs, Way
 from plait.kernels.batch import Batch
 from plait.kernels.layout import CacheViews
 from plait.worker.arena import Arena
@@ -92,14 +92,23 @@ class ModelRunner:
         arena: pages and states.
         vocab_size: columns of the logits.
         device: of the model's tensors.
+        swap: the swap buffer, in host memory.
     """
 
     def __init__(
-        self, model: Model, caches: CacheViews, arena: Arena, *, vocab_size: int, device: torch.device | str
+        self,
+        model: Model,
+        caches: CacheViews,
+        arena: Arena,
+        *,
+        vocab_size: int,
+        device: torch.device | str,
+        swap: Arena | None = None,
     ) -> None:
         self._model = model
         self._caches = caches
         self._arena = arena
+        self._swap = swap
         self._vocab_size = vocab_size
         self._device = torch.device(device)
         self._requests: dict[str, RequestState] = {}
@@ -152,12 +161,24 @@ class ModelRunner:
             BadLogits: some requests have no usable logits; carries the result of the others.
         """
         for copy in step.plan.copies:
-            self._arena.copy(copy.kind, copy.source, copy.target)
+            self._copy(copy)
         if step.batch is None:
             return StepResult(step.plan.step)
         step.fill_in()
         logits = self._model.forward(step.batch, self._caches)
         return self._results(step, logits)
+
+    def _copy(self, copy: Copy) -> None:
+        if copy.way is Way.WITHIN:
+            self._arena.copy(copy.kind, copy.source, copy.target)
+            return
+        if self._swap is None:
+            raise PlanError(f"{copy} goes through a swap buffer, and there is none")
+        here, there = self._arena, self._swap
+        if copy.way is Way.OUT:
+            there.unit(copy.kind, copy.target).copy_(here.unit(copy.kind, copy.source))
+        else:
+            here.unit(copy.kind, copy.target).copy_(there.unit(copy.kind, copy.source))
 
     def _admit(self, admission: Admission) -> None:
         if admission.request_id in self._requests:
