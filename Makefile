@@ -5,10 +5,10 @@ BIN := $(VENV)/bin
 PYTEST := $(BIN)/python -m pytest
 QUESTION ?= What is the capital of France, and what is it known for?
 
-.PHONY: help install native demo test test-slow test-gpu lint format clean
+.PHONY: help install native demo test test-slow test-sanitizers test-gpu lint format clean
 
 help:  ## this list
-	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "plait needs Python 3.11 or newer; set PYTHON=...")'
@@ -30,6 +30,9 @@ test: lint  ## everything that must hold; minutes
 
 test-slow: $(VENV)/.installed  ## the longer checks
 	$(PYTEST) -m slow --timeout 3600
+
+test-sanitizers: $(VENV)/.installed  ## the C++ kernels under AddressSanitizer and UndefinedBehaviorSanitizer
+	$(BIN)/python tests/sanitizers.py
 
 test-gpu: $(VENV)/.installed  ## the checks that need a CUDA device
 	$(PYTEST) -m gpu -rs

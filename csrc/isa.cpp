@@ -60,7 +60,7 @@ const Isa kIsas[] = {
     {"avx512", true, has_avx512, &avx512::table},
     {"avx512vnni", true, has_avx512vnni, &avx512vnni::table},
 #elif defined(__aarch64__)
-    {"neon", false, always, &neon::table},
+    {"neon", true, always, &neon::table},
 #endif
 };
 

@@ -13,7 +13,7 @@ namespace plait {
 inline constexpr int kLargestHead = 256;  // numbers of an attention head
 inline constexpr int kMostTaps = 16;      // of a convolution
 
-// One step's batch (plait/kernels/batch.py), on the host.
+// One step's batch (plait/kernels/batch.py), on the host. A chunk without tokens leaves its state as it is.
 struct BatchView {
   const std::int32_t* query_start;  // [chunks + 1]
   const std::int32_t* context;      // [chunks]

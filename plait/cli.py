@@ -93,11 +93,49 @@ def serve(
     shutdown_timeout: Annotated[
         float, _server_option("--shutdown-timeout", "Seconds that running requests get to end.", min=0)
     ] = 20.0,
+    debug_endpoints: Annotated[
+        bool, _server_option("--debug-endpoints", "Serve /debug, which shows what clients have sent.")
+    ] = False,
     default_chat_template_kwargs: Annotated[
         str, _server_option("--default-chat-template-kwargs", "JSON object handed to the chat template.")
     ] = "{}",
+    reasoning_parser: Annotated[
+        str | None,
+        _server_option(
+            "--reasoning-parser", "qwen3, deepseek_r1 or none; by default as the chat template shows."
+        ),
+    ] = None,
+    tool_call_parser: Annotated[
+        str | None,
+        _server_option(
+            "--tool-call-parser",
+            "qwen3_coder, hermes, llama3_json, mistral or none; by default as the chat template shows.",
+        ),
+    ] = None,
+    max_waiting: Annotated[
+        int | None,
+        _server_option(
+            "--max-waiting", "Most requests that wait for their first token; one more gets a 429.", min=1
+        ),
+    ] = None,
+    stream_interval: Annotated[
+        int, _server_option("--stream-interval", "Tokens between two events of a stream.", min=1)
+    ] = 1,
+    max_body_bytes: Annotated[
+        int, _server_option("--max-body-bytes", "Largest body of a request.", min=1)
+    ] = 32 * 2**20,
+    max_prompt_tokens: Annotated[
+        int | None, _server_option("--max-prompt-tokens", "Longest prompt; by default what fits.", min=1)
+    ] = None,
+    enable_auto_tool_choice: Annotated[
+        bool,
+        _server_option(
+            "--enable-auto-tool-choice/--no-enable-auto-tool-choice", "Let the model choose to call tools."
+        ),
+    ] = True,
 ) -> None:
     """Serve MODEL over HTTP, with the OpenAI API."""
+    from plait.server.decisions import server_decisions
     from plait.server.run import run
     from plait.server.run import serve as run_server
     from plait.server.settings import LOG_LEVELS, ServerSettings
@@ -114,6 +152,14 @@ def serve(
         default_chat_template_kwargs=_json_object(
             "--default-chat-template-kwargs", default_chat_template_kwargs
         ),
+        max_waiting=max_waiting,
+        stream_interval=stream_interval,
+        max_body_bytes=max_body_bytes,
+        max_prompt_tokens=max_prompt_tokens,
+        reasoning_parser=reasoning_parser,
+        tool_call_parser=tool_call_parser,
+        enable_auto_tool_choice=enable_auto_tool_choice,
+        debug=debug_endpoints,
         priorities=args.scheduling_policy == "priority",
     )
     with Stages(model) as stages:
@@ -122,7 +168,9 @@ def serve(
                 args,
                 settings,
                 on_stage=stages,
-                on_ready=lambda engine, url: show_ready(stages, engine.info, url),
+                on_ready=lambda engine, url: show_ready(
+                    stages, engine.info, url, server_decisions(engine, settings)
+                ),
             )
         )
 

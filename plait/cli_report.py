@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from rich import box
@@ -99,10 +100,10 @@ class Download:
         self._bar.update(self._tasks[what], completed=done, total=total or None)
 
 
-def show_ready(stages: Stages, info: EngineInfo, url: str) -> None:
+def show_ready(stages: Stages, info: EngineInfo, url: str, more: Sequence[str] = ()) -> None:
     """The summary that ``plait serve`` prints once it takes requests."""
     stages.end()
-    for decision in info.decisions:
+    for decision in (*info.decisions, *more):
         _console.print(f"  • {decision}", markup=False)
     ready = f"ready after {stages.seconds:.1f} s: {info.model} at {url}/v1, engine process {info.pid}"
     _console.print(Text(ready, style="bold green"))

@@ -45,11 +45,26 @@ class EngineArgs:
     enable_prefix_caching: bool = _setting(True, "Reuse pages and snapshots of prompts seen before.")
     enable_chunked_prefill: bool = _setting(True, "Let a prompt span several steps, beside decodes.")
     snapshot_interval: int | None = _setting(None, "Tokens between spaced snapshots of recurrent state.")
+    prefix_cache_budget: int | str | None = _setting(
+        None,
+        'Most bytes (or "1GiB") of memory for cached prefixes that no running request holds; all by default.',
+    )
+    prefix_cache_dir: str | None = _setting(
+        None, "Folder that keeps pages and snapshots over a restart; several engines may share it."
+    )
+    prefix_cache_dir_limit: int | str | None = _setting(
+        None, 'Most bytes (or "20GiB") in prefix_cache_dir; what was used least recently goes.'
+    )
     block_size: int | None = _setting(None, "Tokens per page; a multiple of 16.")
     kv_cache_dtype: str = _setting("auto", "Format of cached keys and values.")
     mamba_ssm_cache_dtype: str = _setting("auto", "Format of recurrent state.")
-    async_scheduling: bool | None = _setting(None, "Plan the next step while this one runs.")
+    async_scheduling: bool | None = _setting(
+        None, "Plan the next step while one runs; by default where that pays."
+    )
     preemption_mode: str = _setting("recompute", "How a preempted request resumes: recompute or swap.")
+    swap_limit: int | str | None = _setting(
+        None, 'Bytes (or "1GiB") of memory_limit set aside for requests that are swapped out.'
+    )
     scheduling_policy: str = _setting("fcfs", "fcfs (in order of arrival) or priority.")
     seed: int | None = _setting(None, "Seeds requests that bring none; random by default.")
     device: str = _setting("auto", "auto, cpu or cuda.")

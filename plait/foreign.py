@@ -29,10 +29,10 @@ _OFF = ("false", "none", "0", "")
 
 FOREIGN: dict[str, Foreign] = {
     # accepted: plait decides
-    "gpu_memory_utilization": Foreign(_MEMORY),
+    "gpu_memory_utilization": Foreign(_MEMORY),  # the command line makes it a memory_limit
     "kv_cache_memory_bytes": Foreign(_MEMORY),
     "num_gpu_blocks_override": Foreign(_MEMORY),
-    "swap_space": Foreign("preempted requests resume from their last snapshot; no swap space is set aside"),
+    "swap_space": Foreign("see preemption_mode=swap and swap_limit, which counts bytes inside memory_limit"),
     "enforce_eager": Foreign(_LAUNCH, takes_value=False),
     "max_cudagraph_capture_size": Foreign(_LAUNCH),
     "cudagraph_capture_sizes": Foreign(_LAUNCH),
@@ -72,7 +72,25 @@ FOREIGN: dict[str, Foreign] = {
     "tokenizer_mode": Foreign("the tokenizer's own format decides"),
     "model_impl": Foreign("plait has one implementation of each family"),
     "max_parallel_loading_workers": Foreign("weights are read one file at a time"),
+    "enable_reasoning": Foreign("reasoning is told apart as reasoning_parser says", takes_value=False),
+    "chat_template_content_format": Foreign("what a template reads is found by trying it"),
+    "enable_prompt_tokens_details": Foreign("usage always has cached tokens", takes_value=False),
+    "exclude_tools_when_tool_choice_none": Foreign(
+        "tools are left out of the prompt where tool_choice is none", takes_value=False
+    ),
+    "enable_tokenizer_info_endpoint": Foreign("see /tokenize and /v1/models", takes_value=False),
+    "disable_uvicorn_access_log": Foreign(_LOGS, takes_value=False),
+    "disable_access_log_for_endpoints": Foreign(_LOGS),
+    "max_log_len": Foreign(_LOGS),
     # accepted only where they ask for nothing
+    "response_role": Foreign("answers are the assistant's", accepts=("assistant",)),
+    "structured_outputs_config": Foreign("structured output is not served", accepts=(*_OFF, "{}")),
+    "guided_decoding_backend": Foreign("structured output is not served", accepts=(*_OFF, "auto")),
+    "tool_parser_plugin": Foreign(
+        "formats of tool calls are tables of plait; see tool_call_parser", accepts=_OFF
+    ),
+    "reasoning_parser_plugin": Foreign("formats of reasoning are plait's own", accepts=_OFF),
+    "trust_request_chat_template": Foreign("the server has one chat template", False, _OFF),
     "generation_config": Foreign("the model's own generation_config.json is used", accepts=("auto",)),
     "runner": Foreign("plait generates text; it has no pooling models", accepts=("auto", "generate")),
     "task": Foreign("plait generates text; it has no pooling models", accepts=("auto", "generate")),
@@ -85,9 +103,6 @@ FOREIGN: dict[str, Foreign] = {
     "speculative_config": Foreign("speculative decoding is not available", accepts=_OFF),
     "hf_overrides": Foreign("edit the model's config.json instead", accepts=(*_OFF, "{}")),
     "override_generation_config": Foreign("set sampling parameters in the request", accepts=(*_OFF, "{}")),
-    "reasoning_parser": Foreign("reasoning is not separated from the answer", accepts=_OFF),
-    "tool_call_parser": Foreign("tool calls are not parsed", accepts=_OFF),
-    "enable_auto_tool_choice": Foreign("tool calls are not parsed", takes_value=False, accepts=_OFF),
 }
 
 

@@ -28,7 +28,7 @@ class Answer:
     failed: str | None = None
 
 
-def make_core(folder: Path, *, slabs: int | None = None, **settings) -> EngineCore:
+def make_core(folder: Path, *, slabs: int | None = None, swap_slabs: int = 0, **settings) -> EngineCore:
     """An engine on a checkpoint. ``slabs``: size of the arena; by default room for 20,000 tokens.
 
     Weights are read once per folder and layout.
@@ -40,7 +40,8 @@ def make_core(folder: Path, *, slabs: int | None = None, **settings) -> EngineCo
     if slabs is None:
         slabs = geometry.slabs_for(20_000) + 40
     worker = load_worker(resolved)
-    worker.allocate(slabs * geometry.slab_bytes, shared=resolved.transfer is not None)
+    size = geometry.slab_bytes
+    worker.allocate(slabs * size, swap_slabs * size, shared=resolved.transfer is not None)
     assert worker.geometry is not None
     longest = min(resolved.max_model_len, worker.geometry.longest_request())
     budget = resolved.max_num_batched_tokens or 2048

@@ -13,10 +13,8 @@ import httpx
 from plait.core.sampling_params import SamplingParams
 from plait.engine.outputs import (
     CompletionDelta,
-    CompletionOutput,
     EngineDeadError,
     Logprob,
-    RequestOutput,
     RequestRefused,
 )
 from plait.engine.stats import EngineStats
@@ -38,6 +36,9 @@ class ByteTokenizer:
 
     special_ids = frozenset[int]()
 
+    def token_id(self, token: str) -> int | None:
+        return None
+
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         return list(text.encode())
 
@@ -49,6 +50,9 @@ class ByteTokenizer:
     def token_bytes(self, token: int) -> bytes:
         return bytes([token])
 
+    def token_texts(self, tokens: list[int]) -> list[str]:
+        return [self.token_text(token) for token in tokens]
+
     def token_text(self, token: int) -> str:
         return self.token_bytes(token).decode("utf-8", "replace")
 
@@ -56,17 +60,32 @@ class ByteTokenizer:
 class ScriptedEngine:
     """Answers every prompt with ``answer``, one byte per token, and remembers what it was asked."""
 
-    def __init__(self, answer: str = "Hé!", hang_after: int | None = None):
+    def __init__(
+        self,
+        answer: str = "Hé!",
+        hang_after: int | None = None,
+        template: str = CHATML,
+        max_model_len: int = 100,
+        reason: str = "stop",
+    ):
+        self.reason = reason
         self.answer = answer.encode()
         self.hang_after = hang_after
         self.dead = asyncio.Event()
+        self.aborted = asyncio.Event()
         self.asked: list[tuple[Any, SamplingParams, dict[str, Any]]] = []
         self.open = 0
         self.tokenizer: ByteTokenizer | None = ByteTokenizer()
-        self.chat_template: ChatTemplate | None = ChatTemplate(CHATML)
+        self.chat_template: ChatTemplate | None = ChatTemplate(template)
         defaults = GenerationDefaults(eos_token_ids=(0,), temperature=0.6, top_p=0.9)
         self.info = SimpleNamespace(
-            model="tiny", max_model_len=100, vocab_size=256, pid=1, generation_defaults=defaults
+            model="tiny",
+            path="/models/tiny",
+            family="qwen3_5",
+            max_model_len=max_model_len,
+            vocab_size=256,
+            pid=1,
+            generation_defaults=defaults,
         )
 
     def check_health(self) -> None:
@@ -85,15 +104,28 @@ class ScriptedEngine:
     ) -> AsyncIterator[CompletionDelta]:
         self.asked.append((prompt, params, more))
         self.check_health()
-        if len(prompt["prompt_token_ids"]) > 100:
-            raise RequestRefused("101 prompt tokens, but max_model_len is 100")
+        count, limit = len(prompt["prompt_token_ids"]), self.info.max_model_len
+        if count > limit:
+            raise RequestRefused(f"{count} prompt tokens, but max_model_len is {limit}")
         self.open += 1
         try:
             for step in range(len(self.answer)):
                 for child in range(params.n):
-                    yield self._delta(params, child, step)
+                    delta = self._delta(params, child, step)
+                    if params.prompt_logprobs is not None and step == child == 0:
+                        ids = prompt["prompt_token_ids"]
+                        delta.prompt_logprobs = [None, *({t: Logprob(-1.0, 1)} for t in ids[1:])]
+                    yield delta
                 if self.hang_after == step:
-                    await self.dead.wait()
+                    ends = [asyncio.ensure_future(e.wait()) for e in (self.dead, self.aborted)]
+                    try:
+                        await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+                    finally:
+                        for end in ends:
+                            end.cancel()
+                    if self.aborted.is_set():
+                        yield CompletionDelta(0, "", (), None, "abort", None, 0)
+                        return
                     raise EngineDeadError("the engine process has ended (exit code -9)")
         finally:
             self.open -= 1
@@ -111,23 +143,14 @@ class ScriptedEngine:
             text,
             (token,),
             None if params.logprobs is None else [row],
-            "stop" if done else None,
+            self.reason if done else None,
             None,
             4,
+            starts=(len(self.answer[:step].decode("utf-8", "ignore")),),
         )
 
-    async def generate(self, prompt: Any, params: SamplingParams, **more: Any) -> RequestOutput:
-        outputs = [CompletionOutput(i, token_ids=[], logprobs=[]) for i in range(params.n)]
-        async for delta in self.stream(prompt, params, **more):
-            out = outputs[delta.index]
-            out.text += delta.text
-            out.token_ids += delta.token_ids
-            out.logprobs += delta.logprobs or []  # type: ignore[operator]
-            out.finish_reason = delta.finish_reason
-        ids = prompt["prompt_token_ids"]
-        rows = [None, *({t: Logprob(-1.0, 1)} for t in ids[1:])]
-        asked = params.prompt_logprobs is not None
-        return RequestOutput("r", None, ids, outputs, True, rows if asked else None, num_cached_tokens=4)
+    def abort(self, request_id: str) -> None:
+        self.aborted.set()
 
 
 def serve(

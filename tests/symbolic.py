@@ -6,23 +6,27 @@ states where a model would write numbers, and asserts before every read that it 
 should see. The sampled token is a function of the last digest, so answers can be compared with those of
 a run that was never disturbed.
 
-Steps run late and in order, as a device's would; an outside actor borrows memory and writes it at once,
-out of order.
+Steps are launched, run and land (the scheduler learns of them) in order and late, at moments drawn at random,
+as a device's would; an outside actor borrows memory and writes it at once, out of order.
 """
 
 from __future__ import annotations
 
 import random
 from collections import deque
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import ClassVar
 
 from plait.core.arena import Unit
 from plait.core.cache import Cache
 from plait.core.geometry import Geometry
-from plait.core.plan import Chunk, ChunkResult, Kind, StepPlan, StepResult
+from plait.core.plan import Chunk, ChunkResult, Kind, StepPlan, StepResult, Way
 from plait.core.request import Request
 from plait.core.sampling_params import SamplingParams
 from plait.core.scheduler import Refused, Scheduler, SchedulerConfig
+from plait.core.swap import SwapSpace
+from plait.core.tiers import Tiers
 
 VOCABULARY = 50
 
@@ -67,6 +71,8 @@ class SymbolicWorker:
         self.states: dict[int, int | None] = {}
         self.trails: dict[str, list[int]] = {}
         self.tokens: dict[str, list[int]] = {}
+        self.swap: SymbolicWorker | None = None
+        """whose memory is the swap buffer"""
 
     def execute(self, plan: StepPlan) -> StepResult:
         for request_id in plan.ended:
@@ -77,10 +83,12 @@ class SymbolicWorker:
             self.tokens[admission.request_id] = list(admission.tokens)
             self.trails[admission.request_id] = digests(admission.tokens)
         for copy in plan.copies:
+            source = self.swap if copy.way is Way.IN else self
+            target = self.swap if copy.way is Way.OUT else self
             if copy.kind is Kind.PAGE:
-                self.write_page(copy.target, list(self.read_page(copy.source)))
+                target.write_page(copy.target, list(source.read_page(copy.source)))
             else:
-                self.write_state(copy.target, self.states.get(copy.source))
+                target.write_state(copy.target, source.states.get(copy.source))
         return StepResult(plan.step, tuple(self.compute(chunk) for chunk in plan.chunks))
 
     # -- memory: pages and states lie over the same bytes -----------------------------------
@@ -127,8 +135,10 @@ class SymbolicWorker:
         size = self.geometry.page_size
         tokens = self.tokens[chunk.request_id]
         trail = self.trails[chunk.request_id]
-        if tuple(tokens[chunk.start : chunk.end]) != chunk.tokens:
+        if tuple(tokens[chunk.start : chunk.end - chunk.awaited]) != chunk.tokens:
             raise Corruption(f"{chunk.request_id}: the plan has other tokens than the request")
+        if chunk.end > len(tokens):
+            raise Corruption(f"{chunk.request_id}: an awaited token was never sampled")
         if chunk.end % self.geometry.state_grid and chunk.end != len(tokens):
             raise Corruption(f"{chunk.request_id}: a chunk ends at {chunk.end}, off the grid")
         if chunk.sample != (chunk.end == len(tokens)):
@@ -166,6 +176,8 @@ class SymbolicWorker:
 class World:
     """A scheduler, a symbolic worker, clients and an outside actor, driven by one random seed."""
 
+    answer_lengths: ClassVar[list[int]] = [1, 2, 8, 30]
+
     seed: int
     depth: int = 1
     """steps in flight at most"""
@@ -173,14 +185,20 @@ class World:
     make_scheduler: type[Scheduler] = Scheduler
     check_every: int = 1
     cancel_rate: float = 0.01
+    make_swap: type[SwapSpace] | None = None
+    make_tiers: Callable[[World], Tiers] | None = None
     rng: random.Random = field(init=False)
     expected: dict[str, tuple[list[int], int, frozenset[int]]] = field(default_factory=dict)
+    asked: dict[str, tuple[list[int], int, frozenset[int]]] = field(default_factory=dict)
     answers: dict[str, list[int]] = field(default_factory=dict)
     loans: list[tuple[Unit, int]] = field(default_factory=list)
     steps: int = 0
     finished: int = 0
     refused: int = 0
-    idle: int = 0
+    awaited: int = 0
+    """tokens that were launched before they were known"""
+    late: int = 0
+    """requests that had been launched once more when they were found to have ended"""
 
     def __post_init__(self) -> None:
         rng = self.rng = random.Random(self.seed)
@@ -205,9 +223,23 @@ class World:
         )
         self.scheduler = self.make_scheduler(self.cache, config)
         self.worker = SymbolicWorker(self.geometry)
-        self.pipeline: deque[StepPlan] = deque()
+        self.join_others()
+        self.launched: deque[StepPlan] = deque()
+        """steps that have not run"""
+        self.ran: deque[tuple[StepPlan, StepResult]] = deque()
+        """steps that have, and whose results are still on their way"""
         self.prompts: list[list[int]] = []
         self.count = 0
+
+    def join_others(self) -> None:
+        """Give the scheduler a swap buffer and a tier, where asked for."""
+        if self.make_swap is not None:
+            size = self.geometry.slab_bytes * self.rng.choice([2, 4, 40])
+            buffer = replace(self.geometry, arena_bytes=size)
+            self.worker.swap = SymbolicWorker(buffer)
+            self.scheduler.swap = self.make_swap(self.cache, buffer)
+        if self.make_tiers is not None:
+            self.scheduler.tiers = self.make_tiers(self)
 
     # -- actors -----------------------------------------------------------------------------
 
@@ -227,8 +259,8 @@ class World:
         self.prompts.append(prompt)
         self.count += 1
         room = self.scheduler.config.max_model_len - len(prompt)
-        ends = frozenset(rng.sample(range(VOCABULARY), rng.choice([0, 2])))
-        params = SamplingParams(max_tokens=min(max(1, room), rng.choice([1, 2, 8, 30])))
+        ends = frozenset(rng.sample(range(VOCABULARY), rng.choice([0, 2, 8])))
+        params = SamplingParams(max_tokens=min(max(1, room), rng.choice(self.answer_lengths)))
         request = Request(
             id=f"r{self.count}", tokens=list(prompt), num_prompt_tokens=len(prompt), params=params, seed=0,
             max_tokens=params.max_tokens, end_token_ids=ends, priority=rng.choice([0, 0, 1, 5]),
@@ -241,7 +273,7 @@ class World:
         except Refused:
             self.refused += 1
             return
-        self.expected[request.id] = (prompt, params.max_tokens, ends)
+        self.expected[request.id] = self.asked[request.id] = (prompt, params.max_tokens, ends)
         self.answers[request.id] = []
 
     def cancel(self) -> None:
@@ -275,16 +307,32 @@ class World:
         self.steps += 1
         if plan.num_tokens > self.scheduler.config.max_num_batched_tokens:
             raise Corruption(f"{plan.num_tokens} tokens in a step")
-        self.pipeline.append(plan)
+        for chunk in plan.chunks:
+            prompt, max_tokens, _ = self.asked[chunk.request_id]
+            if chunk.end >= len(prompt) + max_tokens:
+                raise Corruption(f"{chunk.request_id}: launched beyond its last token")
+            self.awaited += chunk.awaited
+        self.launched.append(plan)
         return True
 
+    @property
+    def in_flight(self) -> int:
+        return len(self.launched) + len(self.ran)
+
+    def run_one(self) -> None:
+        """The oldest launched step runs now."""
+        plan = self.launched.popleft()
+        self.ran.append((plan, self.worker.execute(plan)))
+
     def land(self) -> None:
-        """The oldest step in flight runs now."""
-        plan = self.pipeline.popleft()
-        for progress in self.scheduler.update(plan, self.worker.execute(plan)):
+        """The scheduler learns what the oldest step in flight gave."""
+        if not self.ran:
+            self.run_one()
+        for progress in self.scheduler.update(*self.ran.popleft()):
             got = self.answers[progress.request_id]
             got += progress.tokens
             if progress.finish_reason is not None:
+                self.late += progress.request_id in (r.id for r in self.scheduler.leaving)
                 self.prompts.append([*self.expected[progress.request_id][0], *got])  # a next turn may follow
                 self.compare(progress.request_id, got)
 
@@ -305,12 +353,19 @@ class World:
             self.borrow()
         if self.loans and rng.random() < 0.2:
             self.end_loan()
-        if len(self.pipeline) < self.depth and (not self.pipeline or rng.random() < 0.7):
+        self.tick_tier()
+        if self.in_flight < self.depth and (not self.in_flight or rng.random() < 0.7):
             self.launch()
-        elif self.pipeline:
+        elif self.launched and rng.random() < 0.5:
+            self.run_one()
+        elif self.in_flight:
             self.land()
         if self.check_every and rng.randrange(self.check_every) == 0:
             self.scheduler.check()
+
+    def tick_tier(self) -> None:
+        if self.scheduler.tiers is not None:
+            self.scheduler.tiers.tier.tick()
 
     def run(self, steps: int) -> None:
         """Until ``steps`` steps were launched, then until everything has ended."""
@@ -322,16 +377,28 @@ class World:
                 raise AssertionError("requests wait and nothing is scheduled")
         self.drain()
 
+    def settles(self) -> bool:
+        """Whether transfers of a tier are still to come; then they go on."""
+        tiers = self.scheduler.tiers
+        if tiers is None or not tiers.busy:
+            return False
+        self.tick_tier()
+        tiers.collect()
+        tiers.spill()
+        return True
+
     def drain(self) -> None:
         while self.loans:
             self.end_loan()
         for _ in range(20_000):
-            if self.pipeline:
+            if self.in_flight:
                 self.land()
-            elif not self.scheduler.has_work:
-                break
-            elif not self.launch():
+            elif self.launch() or self.settles():
+                continue
+            elif self.scheduler.has_work:
                 raise AssertionError("requests wait, memory is free, and nothing is scheduled")
+            else:
+                break
         self.scheduler.check()
         if self.expected:
             raise AssertionError(f"{len(self.expected)} requests never ended")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import random
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from symbolic import Corruption, SymbolicWorker, World
@@ -18,6 +19,8 @@ from plait.core.geometry import Geometry
 from plait.core.handover import HandOver, HandOverConfig
 from plait.core.orders import Arrived, Broken, Fetch, Offer, Report, Returned, Source
 from plait.core.scheduler import Progress, Refused, Scheduler
+from plait.core.swap import SwapSpace
+from plait.core.tiers import Tiers
 
 
 @dataclass
@@ -143,6 +146,7 @@ class End(World):
         self.now = 0.0
         self.handover = self.make_handover(self.cache, self.link, self.policy, clock=lambda: self.now)
         self.scheduler = self.make_scheduler(self.cache, config, handover=self.handover)
+        self.join_others()
 
     def drain_handover(self) -> tuple[list[Progress], dict[str, str]]:
         return self.scheduler.drain()
@@ -167,6 +171,8 @@ class Pair:
     make_handover: type[HandOver] = HandOver
     make_link: type[Link] = Link
     policy: HandOverConfig = End.policy
+    make_swap: type[SwapSpace] | None = None
+    make_tiers: Callable[[World], Tiers] | None = None
     check_every: int = 1
     cancel_rate: float = 0.01
     local_rate: float = 0.2
@@ -179,7 +185,7 @@ class Pair:
         self.rng = random.Random(self.seed)
         common = {
             "depth": self.depth, "make_cache": self.make_cache, "make_scheduler": self.make_scheduler,
-            "cancel_rate": 0.0,
+            "cancel_rate": 0.0, "make_swap": self.make_swap, "make_tiers": self.make_tiers,
         }  # fmt: skip
         ends = []
         for kind in (Prefiller, Decoder):
@@ -231,7 +237,7 @@ class Pair:
         except Refused:
             decoder.refused += 1
             return
-        decoder.expected[twin.id] = (prompt, max_tokens, ends)
+        decoder.expected[twin.id] = decoder.asked[twin.id] = (prompt, max_tokens, ends)
         decoder.answers[twin.id] = []
 
     def cancel(self) -> None:
@@ -253,9 +259,12 @@ class Pair:
 
     def step(self, end: End) -> None:
         rng = self.rng
-        if len(end.pipeline) < end.depth and (not end.pipeline or rng.random() < 0.7):
+        end.tick_tier()
+        if end.in_flight < end.depth and (not end.in_flight or rng.random() < 0.7):
             end.launch()
-        elif end.pipeline:
+        elif end.launched and rng.random() < 0.5:
+            end.run_one()
+        elif end.in_flight:
             end.land()
         self.hand_on(end)
         if self.check_every and rng.randrange(self.check_every) == 0:
@@ -314,10 +323,10 @@ class Pair:
             for end in ends:
                 end.now += 1
                 end.link.tick()
-                if end.pipeline:
+                if end.in_flight:
                     end.land()
-                else:
-                    end.launch()
+                elif not end.launch():
+                    end.settles()
                 self.hand_on(end)
             if not any(self.busy(end) for end in ends):
                 break
@@ -334,4 +343,4 @@ class Pair:
     @staticmethod
     def busy(end: End) -> bool:
         held = any(end.handover.usage().values())
-        return bool(held or end.pipeline or end.scheduler.requests or end.link.jobs)
+        return bool(held or end.in_flight or end.scheduler.requests or end.link.jobs)

@@ -112,9 +112,9 @@ def test_tokens_without_text_come_with_the_next_one() -> None:
 def test_the_end_token_can_be_kept_out_of_the_text() -> None:
     a, b = (BYTE_LEVEL.token_id(c) or 0 for c in "ab")
     answer = AnswerText(BYTE_LEVEL, [], SamplingParams())
-    assert answer.push(a, "x") == Piece("a", [(a, "x")])
+    assert answer.push(a, "x") == Piece("a", [(a, "x")], [0])
     assert answer.push(b, "y", visible=False) == Piece()
-    assert answer.finish() == Piece("", [(b, "y")])
+    assert answer.finish() == Piece("", [(b, "y")], [1])
 
 
 def test_without_detokenisation_tokens_pass_through() -> None:

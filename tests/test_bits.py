@@ -9,9 +9,12 @@ from __future__ import annotations
 import functools
 import random
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import pytest
+import tiny
 from checkpoints import VOCAB, checkpoint
+from gguf.constants import GGMLQuantizationType as Kind
 from offline import Answer, make_core, run
 
 from plait.core.sampling_params import SamplingParams
@@ -111,8 +114,9 @@ def test_any_token_budget(family: str, budget: int) -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_all_at_once_on_two_threads(family: str) -> None:
-    core = make_core(checkpoint(family), max_num_batched_tokens=300)
+@pytest.mark.parametrize("ahead", [True, False])
+def test_all_at_once_on_two_threads(family: str, ahead: bool) -> None:
+    core = make_core(checkpoint(family), max_num_batched_tokens=300, async_scheduling=ahead)
     native.set_threads(2)
     order = list(range(COUNT))
     random.Random(3).shuffle(order)
@@ -140,14 +144,16 @@ def crowd(family: str) -> tuple[list[list[int]], list[SamplingParams], list[Answ
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("caching", [True, False])
-def test_after_preemption_and_eviction(family: str, caching: bool) -> None:
+@pytest.mark.parametrize("ahead", [True, False])
+def test_after_preemption_and_eviction(family: str, caching: bool, ahead: bool) -> None:
     """An arena too small for all: later requests are preempted, and their cache is evicted."""
     asked, params, want = crowd(family)
     geometry = make_core(checkpoint(family)).scheduler.cache.geometry
     slabs = geometry.slabs_for(700 + 64) + geometry.slabs_for(250)
     core = make_core(
-        checkpoint(family), slabs=slabs, enable_prefix_caching=caching, max_num_batched_tokens=128
-    )
+        checkpoint(family), slabs=slabs, enable_prefix_caching=caching, max_num_batched_tokens=128,
+        async_scheduling=ahead,
+    )  # fmt: skip
     got = run(core, asked, params, seeds=range(len(asked)))
     assert core.scheduler.counters.preemptions > 0
     assert [(a.tokens, a.logprobs) for a in got] == [(a.tokens, a.logprobs) for a in want]
@@ -159,7 +165,7 @@ def test_page_sizes(family: str) -> None:
         same(answers(family, block_size=size, max_num_batched_tokens=150), expected(family))
 
 
-@pytest.mark.parametrize("kv_dtype", ["bfloat16", "fp8_e4m3", "int8"])
+@pytest.mark.parametrize("kv_dtype", ["bfloat16", "float16", "fp8_e4m3", "int8"])
 def test_narrow_caches(kv_dtype: str) -> None:
     """Whatever the entries are rounded to, they are the same on every way."""
     settings = {"kv_cache_dtype": kv_dtype}
@@ -167,6 +173,27 @@ def test_narrow_caches(kv_dtype: str) -> None:
     core = make_core(checkpoint("qwen3_5"), max_num_batched_tokens=90, **settings)
     same(ask(core), want)
     same(ask(core, at_once=2), want)
+
+
+@pytest.mark.parametrize("format", ["int8", "int4"])
+def test_weights_quantised_on_load(format: str) -> None:
+    """Activations are rounded row by row, so company changes nothing here either."""
+    settings = {"quantization": format}
+    want = answers("qwen3_5_moe", at_once=1, enable_prefix_caching=False, **settings)
+    assert [answer.tokens for answer in want] != [answer.tokens for answer in expected("qwen3_5_moe")]
+    core = make_core(checkpoint("qwen3_5_moe"), max_num_batched_tokens=90, **settings)
+    same(ask(core), want)
+    same(ask(core, at_once=2), want)
+
+
+@pytest.mark.parametrize("kind", [Kind.Q8_0, Kind.Q4_0, Kind.Q4_1])
+def test_weights_in_the_blocks_of_a_file(tmp_path: Path, kind: Kind) -> None:
+    metadata = tiny.LLAMA | tiny.tokenizer_metadata(tiny.byte_level(), "gpt2")
+    path = tiny.write_gguf(tmp_path / "model.gguf", metadata, tiny.llama_tensors(500), kind)
+    which, params, seeds = requests(COUNT)
+    asked = [[token % 500 for token in prompts()[i][:200]] for i in which]  # its context ends at 256
+    want = run(make_core(path, enable_prefix_caching=False), asked, params, at_once=1, seeds=seeds)
+    same(run(make_core(path, max_num_batched_tokens=90), asked, params, seeds=seeds), want)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

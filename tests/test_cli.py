@@ -20,6 +20,7 @@ from live import DUMMY, small_model
 from plait import cli, cli_talk
 from plait.cli_options import take_foreign
 from plait.config import EngineArgs
+from plait.engine.memory import total_bytes
 from plait.foreign import FOREIGN, answer_to
 
 
@@ -80,6 +81,35 @@ def test_foreign_flags_are_taken_out_with_a_line() -> None:
         "--max-cudagraph-capture-size", "--swap-space",
     ]  # fmt: skip
     assert take_foreign(["generate", "m", "--", "--swap-space"])[0] == ["generate", "m", "--", "--swap-space"]
+
+
+def test_flags_of_the_server_are_written_either_way() -> None:
+    command = [
+        "serve",
+        "m",
+        "--reasoning_parser=qwen3",
+        "--tool_call_parser",
+        "qwen3_coder",
+        "--max_waiting",
+        "9",
+    ]
+    rest, lines = take_foreign([*command, "--enable-prompt-tokens-details"])
+    assert rest[2:] == ["--reasoning-parser=qwen3", "--tool-call-parser", "qwen3_coder", "--max-waiting", "9"]
+    assert lines == ["--enable-prompt-tokens-details has no effect: usage always has cached tokens"]
+
+
+@pytest.mark.parametrize("flag", [["--gpu-memory-utilization", "0.25"], ["--gpu_memory_utilization=0.25"]])
+def test_a_share_of_memory_is_a_limit_in_bytes(flag: list[str]) -> None:
+    rest, [line] = take_foreign(["serve", "m", *flag, "--max-num-seqs", "4"])
+    assert rest[:5] == ["serve", "m", "--max-num-seqs", "4", "--memory-limit"]
+    assert 0 < int(rest[5]) <= 0.25 * total_bytes()
+    assert f"{int(rest[5]) // 2**20}MiB" in line
+    rest, [line] = take_foreign(["serve", "m", *flag, "--memory-limit", "2GiB"])
+    assert rest == ["serve", "m", "--memory-limit", "2GiB"]
+    assert "no effect" in line
+    for share in ("0", "85", "most", "-1", "nan"):
+        with pytest.raises(ValueError, match="above 0 and at most 1"):
+            take_foreign(["serve", "m", "--gpu-memory-utilization", share])
 
 
 def test_foreign_flags_that_cannot_be_served_are_refused() -> None:

@@ -235,6 +235,50 @@ def test_bad_logits_spare_the_others_of_the_step() -> None:
     assert runner.execute(StepPlan(2, (again,), ended=("b", "c"))).results[0].tokens == (4,)
 
 
+def test_steps_are_prepared_on_tokens_still_to_come() -> None:
+    """Two steps ahead: the tokens are filled in, and penalties count them, when the step runs."""
+    model = Toy()
+    runner = toy(model)
+    bias = {20: 0.5, 21: 0.4}
+    a, b = greedy("a", (1, 2)), greedy("b", (18,), logit_bias=bias, presence_penalty=2.0)
+    first = (Chunk("a", (1, 2), 0, (0,), 5, sample=True), Chunk("b", (18,), 0, (1,), 6, sample=True))
+    plans = [StepPlan(1, first, admitted=(a, b))]
+    for step, (at, bt) in ((2, (2, 1)), (3, (3, 2))):
+        chunks = (
+            Chunk("b", (), bt, (1,), 6, sample=True, awaited=1),
+            Chunk("a", (), at, (0,), 5, sample=True, awaited=1),
+        )
+        plans.append(StepPlan(step, chunks))
+    prepared = [runner.prepare(plan) for plan in plans]
+    results = [runner.run(step).results for step in prepared]
+    assert [[r.tokens for r in step] for step in results] == [[(3,), (19,)], [(20,), (4,)], [(21,), (5,)]]
+    assert [batch.token_ids.tolist() for batch in model.batches] == [[1, 2, 18], [19, 3], [20, 4]]
+
+
+def test_a_request_that_failed_is_left_out_of_steps_under_way() -> None:
+    runner = toy(Toy(poisoned=(7,)))
+    a, b = greedy("a", (1, 2)), greedy("b", (6, 7))
+    chunks = tuple(Chunk(r.request_id, r.tokens, 0, (i,), 5 + i, sample=True) for i, r in enumerate((a, b)))
+    ahead = tuple(Chunk(name, (), 2, (i,), 5 + i, sample=True, awaited=1) for i, name in enumerate("ab"))
+    first, second = runner.prepare(StepPlan(1, chunks, admitted=(a, b))), runner.prepare(StepPlan(2, ahead))
+    with pytest.raises(BadLogits, match="step 1: no token for b"):
+        runner.run(first)
+    assert [r.tokens for r in runner.run(second).results] == [(4,), ()]
+
+
+def test_tokens_that_nobody_samples_are_not_awaited() -> None:
+    runner = toy(Toy())
+    chunk = Chunk("a", (1, 2), 0, (0,), 5)
+    runner.execute(StepPlan(1, (chunk,), admitted=(greedy("a", (1, 2)),)))
+    with pytest.raises(PlanError, match="awaits a token at 2; 2 are to be had by then"):
+        runner.prepare(StepPlan(2, (Chunk("a", (), 2, (0,), 5, sample=True, awaited=1),)))
+    late = toy(Toy())
+    late.prepare(StepPlan(1, (dataclasses.replace(chunk, sample=True),), admitted=(greedy("a", (1, 2)),)))
+    step = late.prepare(StepPlan(2, (Chunk("a", (), 2, (0,), 5, sample=True, awaited=1),)))
+    with pytest.raises(PlanError, match="step 2 runs before request 'a' has its token"):
+        late.run(step)
+
+
 SOUND = Chunk("a", (1, 2, 3), 0, (0,), 5, sample=True)
 
 

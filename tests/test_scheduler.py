@@ -202,18 +202,14 @@ def test_salts_keep_prefixes_apart():
 
 
 def test_a_page_published_twice_adopts_the_elder():
-    """Two requests compute the same prompt side by side; in the end there is one copy."""
+    """A hit leaves a token to compute, and so the last full page is computed again; one copy is left."""
     scheduler = make(state_bytes=0)
     a = add(scheduler, "a", 8)
-    first = scheduler.schedule()
+    step(scheduler)
     b = add(scheduler, "b", 8)
-    second = scheduler.schedule()  # a's pages are not published before its step is over
-    for plan, name in ((first, "a"), (second, "b")):
-        assert [c.request_id for c in plan.chunks] == [name]
-        scheduler.update(plan, StepResult(plan.step, (ChunkResult(name, (7,)),)))
-        scheduler.check()
+    assert step(scheduler)[0] == {"a": 1, "b": 4}
     assert [p.index for p in a.pages[:2]] == [p.index for p in b.pages[:2]]
-    assert scheduler.cache.usage()["pages_used"] == 2
+    assert scheduler.cache.usage()["pages_used"] == 3
 
 
 def test_a_hash_collision_is_a_miss(monkeypatch):
@@ -237,6 +233,147 @@ def test_results_come_back_in_order():
     with pytest.raises(IntegrityError, match="before step 1"):
         scheduler.update(second, StepResult(2, (ChunkResult("a"),)))
     assert first.step == 1
+
+
+# -- planning ahead ---------------------------------------------------------------------------------
+
+
+def land(scheduler, plan, token=7):
+    """The step is over and sampled ``token`` wherever it sampled."""
+    results = tuple(ChunkResult(c.request_id, (token,) if c.sample else ()) for c in plan.chunks)
+    progress = scheduler.update(plan, StepResult(plan.step, results))
+    scheduler.check()
+    return progress
+
+
+def test_the_next_step_is_planned_on_awaited_tokens():
+    scheduler = make()
+    request = add(scheduler, "a", 20)
+    first, second, third = (scheduler.schedule() for _ in range(3))
+    assert [len(c.tokens) for c in first.chunks + second.chunks] == [16, 4]
+    (chunk,) = third.chunks
+    assert (chunk.tokens, chunk.awaited, chunk.start, chunk.end, chunk.sample) == ((), 1, 20, 21, True)
+    assert third.num_tokens == 1
+    for plan in (first, second, third):
+        land(scheduler, plan)
+    assert request.tokens[20:] == [7, 7]
+    assert step(scheduler)[0] == {"a": 1}
+
+
+@pytest.mark.parametrize("max_tokens", [1, 2, 3])
+def test_a_known_length_is_not_launched_beyond(max_tokens):
+    scheduler = make()
+    add(scheduler, "a", 10, max_tokens=max_tokens)
+    plans = [scheduler.schedule() for _ in range(4)]
+    assert [plan is not None for plan in plans] == [i < max_tokens for i in range(4)]
+    got = [land(scheduler, plan)[0] for plan in plans if plan]
+    assert [p.finish_reason for p in got] == [None] * (max_tokens - 1) + ["length"]
+    assert not scheduler.has_work
+
+
+def test_what_ended_in_flight_leaves_its_leaf_where_the_last_step_left_it():
+    """The step after the end token was launched already: the state stands behind that token, not before."""
+    scheduler = make()
+    request = add(scheduler, "a", 6, max_tokens=9)
+    request.end_token_ids = frozenset([9])
+    first, second, third = scheduler.schedule(), scheduler.schedule(), None
+    land(scheduler, first)
+    third = scheduler.schedule()
+    (progress,) = land(scheduler, second, token=9)
+    assert (progress.finish_reason, request.status) == ("stop", Status.LEAVING)
+    assert not scheduler.has_work
+    assert not scheduler.cache.index.leaves, "the step in flight still moves the state"
+    assert not scheduler.cancel("a")
+    assert land(scheduler, third) == []
+    assert request.status is Status.FINISHED
+    assert request.tokens[6:] == [7, 9]
+    following = add(scheduler, "b", [*request.tokens, 30])
+    step(scheduler)
+    assert following.num_cached_tokens == 8
+    assert scheduler.cache.usage()["states_used"] == 1
+
+
+def test_a_state_two_steps_past_the_end_is_given_up():
+    scheduler = make()
+    request = add(scheduler, "a", 6, max_tokens=9)
+    request.end_token_ids = frozenset([7])
+    plans = [scheduler.schedule() for _ in range(4)]
+    assert land(scheduler, plans[0])[0].finish_reason == "stop"
+    assert request.status is Status.FINISHED
+    assert [land(scheduler, plan) for plan in plans[1:]] == [[], [], []]
+    assert not scheduler.cache.index.leaves
+    assert scheduler.cache.usage()["pages_used"] == scheduler.cache.usage()["states_used"] == 0
+
+
+def test_nobody_is_preempted_for_memory_that_an_ending_request_holds():
+    """The elder samples its last token: what it holds is waited for."""
+    scheduler = make(slabs=5, state_bytes=64, enabled=False, max_model_len=12)
+    add(scheduler, "elder", 3, max_tokens=3)
+    late = add(scheduler, "late", 2, max_tokens=9)
+    plans = [scheduler.schedule() for _ in range(4)]
+    assert [[c.request_id for c in plan.chunks] for plan in plans[:3]] == [["elder", "late"]] * 3
+    assert plans[3] is None, "its next page is the elder's"
+    for plan in plans[:3]:
+        land(scheduler, plan)
+    assert [c.request_id for c in scheduler.schedule().chunks] == ["late"]
+    assert late.num_preemptions == 0
+
+
+def test_a_token_in_flight_is_sampled_again_after_preemption():
+    scheduler = make(slabs=5, state_bytes=64, enabled=False, max_model_len=12)
+    add(scheduler, "elder", 3, max_tokens=9)
+    late = add(scheduler, "late", 3, max_tokens=9)
+    first, second = scheduler.schedule(), scheduler.schedule()
+    third = scheduler.schedule()
+    assert late.num_preemptions == 1
+    assert third.ended == ("late",)
+    for plan, count in ((first, 1), (second, 1), (third, 1)):
+        assert len(land(scheduler, plan)) == count
+    assert late.num_output_tokens == late.num_awaited == 0
+
+
+def test_a_step_of_an_earlier_run_does_not_count():
+    """Preempted and admitted again while the step that sampled for it is in flight."""
+    scheduler = make(slabs=5, state_bytes=64, enabled=False, max_model_len=12)
+    add(scheduler, "elder", 3, max_tokens=9)
+    late = add(scheduler, "late", 3, max_tokens=9)
+    plans = [scheduler.schedule() for _ in range(3)]
+    assert late.num_preemptions == 1
+    scheduler.cancel("elder")
+    plans.append(scheduler.schedule())
+    assert [a.request_id for a in plans[3].admitted] == ["late"]
+    assert [land(scheduler, plan) for plan in plans[:3]] == [[], [], []]
+    assert late.num_output_tokens == 0
+    assert [p.tokens for p in land(scheduler, plans[3])] == [(7,)]
+
+
+def test_what_found_no_token_is_dropped_from_steps_in_flight():
+    scheduler = make()
+    for name in "ab":
+        add(scheduler, name, 3)
+    first, second = scheduler.schedule(), scheduler.schedule()
+    assert scheduler.fail(first, ["b", "z"]) == ["b"]
+    assert [p.request_id for p in land(scheduler, first)] == ["a"]
+    assert scheduler.fail(second, ["b"]) == []
+    assert [p.request_id for p in land(scheduler, second)] == ["a"]
+    assert scheduler.schedule().step == 3
+    with pytest.raises(IntegrityError, match="step 1 failed before step 3"):
+        scheduler.fail(first, ["a"])
+
+
+@pytest.mark.parametrize("state_bytes", [0, 64])
+def test_a_prefix_in_flight_is_waited_for(state_bytes):
+    """Who comes while the step that computes its prefix runs takes that over, and computes the rest."""
+    scheduler = make(state_bytes=state_bytes, max_num_batched_tokens=40)
+    add(scheduler, "a", 30)
+    first = scheduler.schedule()
+    late = add(scheduler, "b", [*range(30), 90, 91])
+    second = scheduler.schedule()
+    assert [c.request_id for c in second.chunks] == ["a"]
+    land(scheduler, first)
+    third = scheduler.schedule()
+    assert {c.request_id: c.count for c in third.chunks} == {"a": 1, "b": 4}
+    assert late.num_cached_tokens == 28
 
 
 # -- pace ---------------------------------------------------------------------------------------

@@ -17,6 +17,8 @@ from scripted import HELLO, ScriptedEngine, asked_of_engine, chat, completion, e
 from plait.server import ServerSettings, create_app
 from plait.server.sse import merged
 
+FUNCTION = {"type": "function", "function": {"name": "f"}}
+
 # -- whole answers -----------------------------------------------------------------------------------
 
 
@@ -190,7 +192,21 @@ def test_chat_template_kwargs() -> None:
 @pytest.mark.parametrize(
     ("fields", "param", "words"),
     [
-        ({"tools": [{"type": "function"}]}, "tools", "not served"),
+        ({"tools": [{"type": "function"}]}, "tools", "function must be an object"),
+        ({"tools": [{"type": "web_search"}]}, "tools", "only functions are served"),
+        ({"tools": [FUNCTION, FUNCTION]}, "tools", "already"),
+        ({"tools": [FUNCTION]}, "tools", "--tool-call-parser"),
+        ({"tools": [{"type": "function", "function": {"name": "f", "strict": True}}]}, "tools", "strict"),
+        ({"tools": [{"type": "function", "function": {"name": "f", "x": 1}}]}, "tools", "'x'"),
+        ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools", "name"),
+        ({"tool_choice": "required"}, "tool_choice", "needs tools"),
+        ({"tool_choice": "sometimes"}, "tool_choice", "must be"),
+        (
+            {"tools": [FUNCTION], "tool_choice": {"type": "function", "function": {"name": "g"}}},
+            "tool_choice",
+            "none of tools",
+        ),
+        ({"reasoning_effort": "high"}, "reasoning_effort", "no such setting"),
         ({"response_format": {"type": "json_object"}}, "response_format", "not served"),
         ({"max_token": 3}, "max_token", "did you mean 'max_tokens'"),
         ({"temperature": -1}, "temperature", "from 0 to 100"),

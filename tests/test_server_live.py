@@ -135,7 +135,7 @@ def test_stop_string_across_tokens(client: openai.OpenAI) -> None:
 def test_errors(client: openai.OpenAI, server: LiveServer) -> None:
     with pytest.raises(openai.BadRequestError, match="4000"):
         complete(client, prompt=[5] * 4001)
-    with pytest.raises(openai.BadRequestError, match="tools is not served"):
+    with pytest.raises(openai.BadRequestError, match="--tool-call-parser"):
         ask(client, tools=[{"type": "function", "function": {"name": "f"}}])
     with pytest.raises(openai.NotFoundError, match="small"):
         ask(client, model="other")

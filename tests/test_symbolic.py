@@ -19,8 +19,9 @@ WORLDS = 80
 
 
 def test_no_schedule_corrupts_memory():
-    """100,000 steps: arrivals, cancels, priorities, memory sizes, delays, loans; the books recounted."""
-    steps = preemptions = moved = 0
+    """100,000 steps: arrivals, cancels, priorities, memory sizes, loans; up to three steps in flight, planned
+    on awaited tokens, run and heard of late; the books recounted."""
+    steps = preemptions = moved = awaited = late = 0
     hits: set[str] = set()
     for seed in range(WORLDS):
         world = World(seed, depth=1 + seed % 3, check_every=3)
@@ -28,11 +29,15 @@ def test_no_schedule_corrupts_memory():
         steps += world.steps
         preemptions += world.scheduler.counters.preemptions
         moved += world.cache.counters.units_moved
+        awaited += world.awaited
+        late += world.late
         hits.update(world.cache.counters.hits)
     assert steps >= STEPS
     # The worlds are worth something only if all of this happens in them.
     assert preemptions > 20
     assert moved > 20
+    assert awaited > 20_000
+    assert late > 100
     assert {"none", "page", "tail", "spaced", "fork", "boundary", "leaf"} <= hits
 
 
@@ -97,6 +102,41 @@ class EarlyLoanCache(Cache):
         self.book = EarlyLoanBook(self.geometry)
 
 
+class NoFenceCache(Cache):
+    """Gives memory back as if the step in flight, which still writes it, were over."""
+
+    @property
+    def fence(self):
+        return self.book.completed
+
+
+class EarlyLeafCache(Cache):
+    """Publishes the slot of an ended request at once, while a step in flight moves it on."""
+
+    def must_wait(self, request):
+        request.num_computed_tokens = request.num_committed_tokens
+        return False
+
+
+class MovedLeafCache(Cache):
+    """Waits for the step in flight, but takes the slot for the state before it."""
+
+    def _leave_leaf(self, request, end):
+        moved = end == request.num_tokens and end % self.geometry.page_size > 1
+        super()._leave_leaf(request, end - 1 if moved else end)
+
+
+class EndlessScheduler(Scheduler):
+    """Launches a request whose last token is awaited."""
+
+    def _plan_running(self, draft):
+        for request in self.running:
+            request.max_tokens += 1
+        super()._plan_running(draft)
+        for request in self.requests.values():
+            request.max_tokens = request.params.max_tokens
+
+
 class OffGridScheduler(Scheduler):
     """Ends chunks wherever the budget does."""
 
@@ -112,9 +152,24 @@ class OffGridScheduler(Scheduler):
         ({"make_cache": FreesWhileReadCache}, Corruption),
         ({"make_cache": WrongPositionCache}, Corruption),
         ({"make_cache": EarlyLoanCache, "depth": 3, "cancel_rate": 0.2}, Corruption),
+        ({"make_cache": NoFenceCache, "depth": 2, "cancel_rate": 0.2}, Corruption),
+        ({"make_cache": EarlyLeafCache, "depth": 2}, Corruption),
+        ({"make_cache": MovedLeafCache, "depth": 2}, Corruption),
+        ({"make_scheduler": EndlessScheduler, "depth": 2}, Corruption),
         ({"make_scheduler": OffGridScheduler}, Corruption),
     ],
-    ids=["leak", "double-free", "page-freed-while-read", "snapshot-position", "reused-early", "off-grid"],
+    ids=[
+        "leak",
+        "double-free",
+        "page-freed-while-read",
+        "snapshot-position",
+        "reused-early",
+        "freed-while-written",
+        "leaf-before-its-step",
+        "leaf-position",
+        "beyond-the-end",
+        "off-grid",
+    ],
 )
 def test_planted_bug_is_caught(bug, caught_by):
     """Each in the first worlds; where reads can tell, without the integrity check's help."""

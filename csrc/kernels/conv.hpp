@@ -93,12 +93,13 @@ inline void store_all_columns(const BatchView& batch, const StatesView& states, 
     for (std::int64_t item = begin; item < end; ++item) {
       const std::int64_t chunk = item / states.groups;
       const int group = static_cast<int>(item % states.groups);
+      const std::int64_t length = batch.query_start[chunk + 1] - batch.query_start[chunk];
+      if (length == 0) continue;
       const ConvInputs inputs(batch, states, chunk, group, x, stride);
       for (std::int64_t e = 0; e < batch.num_exports; ++e) {
         const std::int64_t* entry = batch.exports + 3 * e;
         if (entry[0] == chunk) store_columns(inputs, states, group, entry[1], entry[2]);
       }
-      const std::int64_t length = batch.query_start[chunk + 1] - batch.query_start[chunk];
       store_columns(inputs, states, group, length, batch.slots[chunk]);
     }
   });

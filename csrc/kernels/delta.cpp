@@ -162,6 +162,7 @@ class Delta {
     const int columns = static_cast<int>(smaller(16 * N, dv - column));
     const std::int64_t start = batch_.query_start[chunk];
     const std::int64_t begin = larger(first_, start), end = smaller(last_, batch_.query_start[chunk + 1]);
+    if (begin == end) return;
     float* slab = static_cast<float*>(scratch(5, static_cast<std::size_t>(dk) * 16 * N * sizeof(float)));
     const auto state = [&](std::int64_t unit) {
       const int group = head / states_.value_heads, member = head % states_.value_heads;

@@ -19,8 +19,9 @@ inline constexpr int kMaxRows = kSums >= 24 ? kSums / 2 : kSums;
 // Panels that a tile of `rows` rows takes at once. One row needs several: one chain would wait for itself.
 constexpr int panels_at_once(int rows) { return 4 * rows <= kSums ? 4 : 2 * rows <= kSums ? 2 : 1; }
 
-// While rows are few, memory is what holds things up: weights are fetched this many bytes ahead.
-inline constexpr std::int64_t kAhead = 1024;
+// While rows are few, memory is what holds things up: weights are fetched this many bytes ahead, into the second
+// cache. Into the first, which can wait for fewer lines at once, it is slower than not at all.
+inline constexpr std::int64_t kAhead = 1536;
 inline constexpr int kFewRows = 4;
 
 struct TileInput {
@@ -115,7 +116,7 @@ struct Panels {
   [[gnu::always_inline]] void fetch(std::int64_t byte) const {
     const std::int64_t ahead = byte + kAhead < stride ? byte + kAhead : byte + kAhead + (P - 1) * stride;
 #pragma GCC unroll 4
-    for (int p = 0; p < P; ++p) __builtin_prefetch(start[p] + ahead);
+    for (int p = 0; p < P; ++p) __builtin_prefetch(start[p] + ahead, 0, 2);
   }
   // Fetches this place of the next tile's panels.
   [[gnu::always_inline]] void fetch_next(std::int64_t byte) const {

@@ -12,19 +12,14 @@ import torch
 
 from plait.core.plan import Admission, Chunk
 from plait.core.sampling_params import SamplingParams
-from plait.kernels.backend import Backend, Packed
+from plait.kernels.backend import Backend
 from plait.kernels.batch import Batch
-from plait.kernels.layout import CacheViews, RecurrentCache
+from plait.kernels.layout import QUANTISED_DTYPES, CacheViews, RecurrentCache
 from plait.models.config import DTYPES, ModelConfig
 from plait.worker.batching import build_batch
 from plait.worker.request import RequestState
 from plait.worker.sampler import Row, sample
 
-ROWS = (1, 4, 16, 64, 512)
-"""Rows of linear layers: decodes of few and of many requests, and chunks of prompts."""
-COLD_BYTES = 128 * 2**20
-"""Copies of weights are used in turn until they make up this much, so that none is found in a cache: in a
-model, a layer's weights are long evicted when it comes again."""
 PAGE = 16
 WIDTH = 4
 """Bytes of a float32 activation."""
@@ -50,34 +45,18 @@ class Case:
     unit: str
 
 
-def linear_cases(backend: Backend, config: ModelConfig) -> Iterator[Case]:
-    """One projection (hidden to MLP width) per weight format and number of rows."""
-    inputs, outputs = config.hidden_size, config.intermediate_size or config.hidden_size
-    for name, dtype in DTYPES.items():
-        if backend.supports(dtype=dtype) is not None:
-            continue
-        first = backend.pack_linear(torch.randn(outputs, inputs).to(dtype))
-        count = max(1, COLD_BYTES // max(1, first.nbytes))
-        rest = (backend.pack_linear(torch.randn(outputs, inputs).to(dtype)) for _ in range(count - 1))
-        turn = itertools.cycle([first, *rest])
-        for rows in ROWS:
-            x = torch.randn(rows, inputs).to(dtype)
-            call = partial(_next_linear, backend, x, turn)
-            moved = first.nbytes + rows * (inputs + outputs) * dtype.itemsize
-            operations = 2.0 * rows * inputs * outputs
-            case = f"{name} {inputs}x{outputs} M={rows}"
-            yield Case("linear", case, call, moved, operations, operations, "GFLOP")
-
-
-def _next_linear(backend: Backend, x: torch.Tensor, weights: Iterator[Packed]) -> torch.Tensor:
-    return backend.linear(x, next(weights))
-
-
 class _Cache:
     """An arena of one model for ``requests`` requests of ``length`` tokens, filled with random numbers."""
 
-    def __init__(self, backend: Backend, config: ModelConfig, requests: int, length: int) -> None:
-        layout = config.cache_layout(PAGE, dtype=torch.float32)
+    def __init__(
+        self,
+        backend: Backend,
+        config: ModelConfig,
+        requests: int,
+        length: int,
+        kv_dtype: torch.dtype = torch.float32,
+    ) -> None:
+        layout = config.cache_layout(PAGE, dtype=torch.float32, kv_dtype=kv_dtype)
         one = layout.geometry(0, backend.state_grid)
         slabs = requests * one.slabs_for(length) + (requests + 1 if one.has_state else 0)
         geometry = layout.geometry(slabs * one.slab_bytes, backend.state_grid)
@@ -86,8 +65,12 @@ class _Cache:
         self.views = CacheViews(arena, layout, geometry)
         self.geometry = geometry
         for cache in self.views.attention:
-            cache.k.normal_()
-            cache.v.normal_()
+            for entries, scales in ((cache.k, cache.k_scale), (cache.v, cache.v_scale)):
+                if scales is None:
+                    entries.normal_()
+                else:
+                    entries.copy_((torch.rand(entries.shape) * 200 - 100).to(entries.dtype))
+                    scales.fill_(0.01)
 
     def batch(self, lengths: Sequence[tuple[int, int]], vocab_size: int) -> Batch:
         """One chunk for each (context, new tokens)."""
@@ -109,24 +92,34 @@ def attention_cases(
 ) -> Iterator[Case]:
     """Decodes over a context (bytes of keys and values bind), and whole prompts (operations bind).
 
-    A decode reads 2 · context · kv heads · D numbers. A query at position p does 4 · heads · D · (p + 1)
+    A decode reads 2 · context · kv heads · D entries. A query at position p does 4 · heads · D · (p + 1)
     operations; a prompt of T tokens 2 · heads · D · T · (T + 1).
     """
-    a = config.attention
+    for kv_dtype in (*DTYPES.values(), *QUANTISED_DTYPES):
+        if backend.supports(kv_dtype=kv_dtype) is None:
+            yield from _attention_cases(backend, config, contexts, kv_dtype)
+
+
+def _attention_cases(
+    backend: Backend, config: ModelConfig, contexts: Sequence[int], kv_dtype: torch.dtype
+) -> Iterator[Case]:
+    a, kind = config.attention, str(kv_dtype).removeprefix("torch.")
     for context, requests in ((contexts[-1], 1), (contexts[0], 8)):
-        cache = _Cache(backend, config, requests, context + PAGE)
+        cache = _Cache(backend, config, requests, context + PAGE, kv_dtype)
         batch = cache.batch([(context, 1)] * requests, config.vocab_size)
-        moved = requests * 2.0 * (context + 1) * a.num_kv_heads * a.head_dim * WIDTH
+        moved = requests * 2.0 * (context + 1) * a.num_kv_heads * a.head_dim * kv_dtype.itemsize
         operations = requests * 4.0 * a.num_heads * a.head_dim * (context + 1)
-        name = f"decode, {requests} x {context} tokens"
+        name = f"{kind} decode, {requests} x {context} tokens"
         yield Case("attention", name, _attend(backend, config, cache, batch), moved, operations, moved, "GB")
     for tokens in contexts:
-        cache = _Cache(backend, config, 1, tokens)
+        cache = _Cache(backend, config, 1, tokens, kv_dtype)
         batch = cache.batch([(0, tokens)], config.vocab_size)
         operations = 2.0 * a.num_heads * a.head_dim * tokens * (tokens + 1)
-        moved = 2.0 * tokens * (a.num_heads + a.num_kv_heads) * a.head_dim * WIDTH
+        moved = 2.0 * tokens * (a.num_heads * WIDTH + a.num_kv_heads * kv_dtype.itemsize) * a.head_dim
         call = _attend(backend, config, cache, batch)
-        yield Case("attention", f"prefill, {tokens} tokens", call, moved, operations, operations, "GFLOP")
+        yield Case(
+            "attention", f"{kind} prefill, {tokens} tokens", call, moved, operations, operations, "GFLOP"
+        )
 
 
 def _attend(backend: Backend, config: ModelConfig, cache: _Cache, batch: Batch) -> Callable[[], Any]:

@@ -149,6 +149,13 @@ def kernels(
         int | None, typer.Option("--threads", help="Threads that compute; all by default.", min=1)
     ] = None,
     seconds: Annotated[float, typer.Option("--seconds", help="Seconds for each case.", min=0.0)] = 0.3,
+    pairs: Annotated[
+        int, typer.Option("--pairs", help="Each case and its ceiling are measured in turn, so often.", min=2)
+    ] = 5,
+    weights: Annotated[
+        str,
+        typer.Option("--weights", help="Formats of weights for whole steps: float32, bfloat16, int8, int4."),
+    ] = "bfloat16,int8,int4",
     output: Annotated[Path | None, typer.Option("--output", help="File for the result as JSON.")] = None,
     html: Annotated[Path | None, typer.Option("--html", help="File for a report with plots.")] = None,
 ) -> None:
@@ -162,7 +169,8 @@ def kernels(
 
     groups = [group.strip() for group in only.split(",")]
     count = threads or len(os.sched_getaffinity(0))
-    document = bench_kernels(shape, backend, groups, count, seconds, Console(highlight=False))
+    formats = [name.strip() for name in weights.split(",")]
+    document = bench_kernels(shape, backend, groups, count, seconds, pairs, formats, Console(highlight=False))
     if output is not None:
         write_json(document, output)
     if html is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
@@ -16,15 +16,16 @@ from plait.bench.cases import (
     Case,
     attention_cases,
     delta_cases,
-    linear_cases,
     row_cases,
     sampling_cases,
 )
 from plait.bench.ceilings import Ceiling, Roofline, measure_ceilings
+from plait.bench.linear_cases import linear_cases
 from plait.bench.run import document
 from plait.bench.shapes import config_of
-from plait.bench.step_share import StepShare, measure_step
-from plait.bench.timing import fastest, use_threads
+from plait.bench.stats import Ratio
+from plait.bench.step_share import Step, StepBench
+from plait.bench.timing import fastest
 from plait.kernels.backend import Backend
 from plait.kernels.registry import get_backend
 from plait.models.config import ModelConfig
@@ -42,7 +43,7 @@ STEP = "step"
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One measured case. ``share``: the least time the ceilings allow / the time taken; None: no ceiling."""
+    """One measured case. ``share``: of the ceiling that binds, over pairs; None: nothing binds it."""
 
     kernel: str
     case: str
@@ -50,26 +51,33 @@ class Row:
     rate: float
     unit: str
     bound: str
-    share: float | None
+    share: Ratio | None
 
     def to_dict(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in self.__slots__}
+        return asdict(self)
 
 
-def time_case(case: Case, roofline: Roofline, seconds: float) -> Row:
-    """Time one case for about ``seconds``."""
-    taken = fastest(case.call, seconds)
+def time_case(case: Case, roofline: Roofline, seconds: float, pairs: int) -> Row:
+    """Time one case for about ``seconds``, and its ceiling beside it."""
     scale = 1e9 if case.unit.startswith("G") else 1.0
     unit = {"GFLOP": "GFLOP/s", "GB": "GB/s"}.get(case.unit, f"{case.unit}/s")
-    bound, share = "", None
     if case.moved:
         bound = roofline.bound(case.moved, case.operations)
-        share = roofline.seconds(case.moved, case.operations) / taken
+        taken, share = roofline.share(case.call, case.moved, case.operations, seconds, pairs)
+    else:
+        bound, taken, share = "", fastest(case.call, seconds), None
     return Row(case.kernel, case.case, taken * 1e6, case.amount / taken / scale, unit, bound, share)
 
 
 def bench_kernels(
-    shape: str, backend_name: str, groups: Sequence[str], threads: int, seconds: float, console: Console
+    shape: str,
+    backend_name: str,
+    groups: Sequence[str],
+    threads: int,
+    seconds: float,
+    pairs: int,
+    weights: Sequence[str],
+    console: Console,
 ) -> dict[str, Any]:
     """Measure ceilings, then the groups of kernels; prints tables and returns the result document.
 
@@ -81,16 +89,16 @@ def bench_kernels(
         raise ValueError(f"--only {unknown[0]!r}: choose from {', '.join((*GROUPS, STEP))}")
     backend, config = get_backend(backend_name, "cpu"), config_of(shape)
     rows: list[Row] = []
-    steps: list[StepShare] = []
+    steps: list[Step] = []
     with torch.inference_mode():
         ceilings, roofline = measure_ceilings(threads, max(seconds, 0.3))
         console.print(ceilings_table(ceilings))
-        use_threads(threads)
         for group in groups:
             if group == STEP:
-                steps = [measure_step(backend, config, n, 512, 5 * seconds) for n in (1, 8)]
+                for name in weights:
+                    steps += measure_steps(backend, config, name, roofline, seconds, pairs)
             else:
-                rows += [time_case(case, roofline, seconds) for case in GROUPS[group](backend, config)]
+                rows += [time_case(case, roofline, seconds, pairs) for case in GROUPS[group](backend, config)]
     if rows:
         console.print(kernels_table(f"{backend.name} kernels, {threads} threads, shape {shape}", rows))
     if steps:
@@ -98,11 +106,23 @@ def bench_kernels(
     settings = {"shape": shape, "backend": backend.name, "groups": list(groups), "threads": threads}
     return document(
         "kernels",
-        settings | {"seconds": seconds, "version": backend.version},
+        settings | {"seconds": seconds, "pairs": pairs, "version": backend.version},
         ceilings=[ceiling.to_dict() for ceiling in ceilings],
         kernels=[row.to_dict() for row in rows],
         steps=[step.to_dict() for step in steps],
     )
+
+
+def measure_steps(
+    backend: Backend, config: ModelConfig, weights: str, roofline: Roofline, seconds: float, pairs: int
+) -> list[Step]:
+    """Decode steps of 1 and 8 requests, and a prompt, of a model with random weights in one format."""
+    bench = StepBench(backend, config, weights)
+    try:
+        found = [bench.decode(count, 512, roofline, 5 * seconds, pairs) for count in (1, 8)]
+        return [*found, bench.prefill(512, roofline, 5 * seconds, pairs)]
+    finally:
+        bench.close()
 
 
 def _table(title: str, *columns: str) -> Table:
@@ -124,10 +144,13 @@ def kernels_table(title: str, rows: Sequence[Row]) -> Table:
     """One row per case."""
     table = _table(title, "", "time", "rate", "bound", "ceiling")
     for row in rows:
-        share = "" if row.share is None else f"{row.share:.0%}"
         rate = f"{_digits(row.rate)} {row.unit}"
-        table.add_row(f"{row.kernel} {row.case}", _time(row.microseconds), rate, row.bound, share)
+        table.add_row(f"{row.kernel} {row.case}", _time(row.microseconds), rate, row.bound, _share(row.share))
     return table
+
+
+def _share(share: Ratio | None) -> str:
+    return "" if share is None else f"{share.ratio:.0%} ({share.low:.0%} to {share.high:.0%})"
 
 
 def _digits(value: float) -> str:
@@ -140,11 +163,11 @@ def _time(microseconds: float) -> str:
     return f"{_digits(microseconds / 1000)} ms"
 
 
-def steps_table(steps: Sequence[StepShare]) -> Table:
-    """Whole decode steps, in ms and by part."""
-    table = _table("decode step", "", "ms", "GEMM", "attention", "recurrence", "rest")
+def steps_table(steps: Sequence[Step]) -> Table:
+    """Whole steps, in ms, by part and against the ceilings."""
+    table = _table("whole steps", "", "ms", "GEMM", "attention", "recurrence", "rest", "bound", "ceiling")
     for s in steps:
-        parts = [f"{part / s.step:.1%}" for part in (s.gemm, s.attention, s.recurrence)]
-        name = f"{s.requests} x {s.context} tokens"
-        table.add_row(name, f"{1000 * s.step:,.2f}", *parts, Text(f"{s.rest_share:.1%}", style="bold"))
+        parts = [f"{part / s.seconds:.1%}" for part in (s.gemm, s.attention, s.recurrence)]
+        rest = Text(f"{s.rest / s.seconds:.1%}", style="bold")
+        table.add_row(s.name, f"{1000 * s.seconds:,.2f}", *parts, rest, s.bound, _share(s.share))
     return table

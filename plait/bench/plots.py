@@ -137,9 +137,11 @@ def _pareto(axes: Any, document: Document) -> bool:
 
 
 def _shares(axes: Any, document: Document) -> bool:
-    rows = [row for row in document["kernels"] if row["share"] is not None][::-1]
+    rows = [row for row in document["kernels"] if row["share"]][::-1]
     axes.figure.set_size_inches(7.2, 1.2 + 0.2 * len(rows))
-    axes.barh([f"{row['kernel']} {row['case']}" for row in rows], [100 * row["share"] for row in rows])
+    axes.barh(
+        [f"{row['kernel']} {row['case']}" for row in rows], [100 * row["share"]["ratio"] for row in rows]
+    )
     axes.tick_params(axis="y", labelsize=7)
     axes.axvline(100, color="black", linewidth=1)
     axes.set(xlabel="share of this machine's ceiling, %")

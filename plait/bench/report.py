@@ -150,7 +150,7 @@ def _kernels(document: Document) -> str:
             f"{row['microseconds']:,.1f}",
             f"{row['rate']:,.1f} {row['unit']}",
             row["bound"],
-            "" if row["share"] is None else f"{row['share']:.0%}",
+            "" if row["share"] is None else f"{row['share']['ratio']:.0%}",
         ]
         for row in document["kernels"]
     ]

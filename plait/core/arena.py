@@ -10,7 +10,9 @@ Bytes are in one of these states at any time::
     fenced      free, but a step in flight may still touch it: not yet for an outside actor
     cached      held by the prefix index alone
     referenced  held by at least one request (perhaps by the index too), or an export in flight
-    lent        in the hands of an outside actor (transfer, swap, spill)
+    lent        in the hands of an outside actor that writes it (a transfer, a restore from a tier)
+
+A cached unit that an outside actor reads (a spill) is pinned: referenced on its behalf, and not moved.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ class IntegrityError(AssertionError):
 class Unit:
     """A page or a state unit in somebody's hands."""
 
-    __slots__ = ("cached", "copied", "index", "kind", "lent", "pins", "refs")
+    __slots__ = ("cached", "copied", "index", "kind", "lent", "pins", "readers", "refs")
 
     def __init__(self, kind: Kind, index: int) -> None:
         self.kind = kind
@@ -43,6 +45,8 @@ class Unit:
         """outside actors that read or write it for its owners; while there are any it must not move"""
         self.copied = 0
         """the last step that fills it by a copy; its content is not there before that is over"""
+        self.readers = 0
+        """outside actors that read it; each is one of ``refs``, and meanwhile it must not move"""
 
     def __repr__(self) -> str:
         return f"{self.kind.name.lower()} {self.index} (refs {self.refs}, cached {self.cached})"
@@ -185,7 +189,7 @@ class ArenaBook:
                 size = self.per_slab[kind]
                 held = [self.units[kind].get(i) for i in range(slab * size, (slab + 1) * size)]
                 residents = [unit for unit in held if unit is not None]
-                if any(unit.lent or unit.pins for unit in residents):
+                if any(unit.lent or unit.pins or unit.readers for unit in residents):
                     continue
                 return [self._move(unit, slab, fence) for unit in residents]
         return None
@@ -217,6 +221,11 @@ class ArenaBook:
             return unit
         return None
 
+    def begin_loan(self, unit: Unit) -> None:
+        """The unit, held by nobody, goes to an outside actor."""
+        unit.lent = True
+        self.num_lent += 1
+
     def _unfenced(self, kind: Kind) -> Iterator[tuple[int, int]]:
         for bucket in reversed(self.roomy[kind]):
             for slab in bucket:
@@ -237,11 +246,6 @@ class ArenaBook:
 
     def _is_over(self, kind: Kind, index: int) -> bool:
         return all(self.fence_of[page] <= self.completed for page in self._pages_under(kind, index))
-
-    def begin_loan(self, unit: Unit) -> None:
-        """A unit that was handed out changes into the hands of an outside actor."""
-        unit.lent = True
-        self.num_lent += 1
 
     def end_loan(self, unit: Unit) -> None:
         """The outside actor is done with the unit (its memory is known to be quiet)."""

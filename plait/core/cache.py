@@ -7,7 +7,7 @@ for snapshots, ``commit`` when a step is over and ``release`` when the request l
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from plait.core.arena import ArenaBook, IntegrityError, Unit
@@ -43,6 +43,7 @@ class Cache:
         enabled: False keeps nothing for other requests.
         row_invariant: entries written while decoding equal those a prefill would write, and may be
             shared; otherwise only a prompt's own pages are.
+        budget: most bytes of what is cached and held by no request; None: as much as there is room for.
     """
 
     def __init__(
@@ -53,11 +54,13 @@ class Cache:
         numerics_id: str = "",
         enabled: bool = True,
         row_invariant: bool = True,
+        budget: int | None = None,
     ) -> None:
         self.geometry = geometry
         self.policy = policy or SnapshotPolicy.of(geometry)
         self.enabled = enabled
         self.row_invariant = row_invariant
+        self.budget = budget
         self.book = ArenaBook(geometry)
         self.index = PrefixIndex(geometry.page_size, numerics_id, geometry.has_state)
         self.launched = 0
@@ -69,6 +72,14 @@ class Cache:
         self.num_snapshots = 0
         self.num_pending = 0
         """exports in flight"""
+        self.num_readers = 0
+        """reads by outside actors"""
+        self.moved = 0
+        """last step that moves units of others"""
+        self.on_publish: Callable[[Node], None] | None = None
+        """told of each node that a hit can newly end at"""
+        self.refusals = 0
+        """times that no memory could be had"""
         self._clock = 0
         self._referenced = [0, 0]
         self._lent = [0, 0]
@@ -80,10 +91,14 @@ class Cache:
         """What is known of the request's tokens, leaving at least one to compute."""
         if not (self.enabled and request.reads_cache):
             return Match([], 0)
-        pages = min(request.num_tokens - 1, request.goal) // self.geometry.page_size
+        pages = self.most_pages(request)
         self.index.extend_keys(request.page_keys, request.tokens, request.cache_salt, pages)
         root = self.index.seed(request.cache_salt) if self.index.leaves else b""
         return self.index.match(request.page_keys, request.tokens, pages, root)
+
+    def most_pages(self, request: Request) -> int:
+        """Full pages that the request could find cached at most: those before the last that it computes."""
+        return min(request.num_tokens - 1, request.goal) // self.geometry.page_size
 
     def common_prefix(self, a: Request, b: Request) -> int:
         """Tokens of the longest prefix of both that could be shared, by the hash chains known so far."""
@@ -137,6 +152,26 @@ class Cache:
             tail=request.tail,
             boundaries=request.boundaries,
         )
+
+    def reenter(self, request: Request, nodes: list[Node], pages: int) -> bool:
+        """Give the request the pages of ``nodes``, fresh ones up to ``pages`` in all, and a slot.
+
+        The nodes are those of its leading pages. False (and no change) without memory.
+        """
+        for node in nodes:
+            self._hold(node.page)
+        request.nodes, request.pages = nodes, [node.page for node in nodes]
+        complete = self.grow(request, pages * self.geometry.page_size)
+        if complete and self.geometry.has_state:
+            request.slot = self._take(Kind.STATE)
+            complete = request.slot is not None
+        if not complete:
+            self.release(request)
+            return False
+        self._clock += 1
+        for node in nodes:
+            node.used, node.age = self._clock, self.queue.age
+        return True
 
     def _restore(self, nodes: Sequence[Node], leaf: Leaf | None) -> list[Unit] | None:
         """A slot with the state to go on from, and with a leaf a copy of its page. None without memory."""
@@ -219,11 +254,12 @@ class Cache:
         """
         if not (self.enabled and self.geometry.has_state):
             return []
-        limit = request.num_tokens if self.row_invariant else request.num_prompt_tokens
+        if not self.row_invariant:
+            end = min(end, request.num_prompt_tokens)
         pending = []
-        for position, kind in self.policy.due(request.marks, start, min(end, limit)):
-            if self._has_snapshot(request, position):
-                continue
+        for position, kind in self.policy.due(request.marks, start, end):
+            if position <= request.num_tokens and self._has_snapshot(request, position):
+                continue  # behind an awaited token nobody knows yet what is there
             state = self._take(Kind.STATE)
             if state is None:
                 self.counters.exports_skipped += 1
@@ -246,6 +282,7 @@ class Cache:
             self._publish_pages(request)
         for export in exports:
             self._publish_snapshot(request, export)
+        self._keep_to_budget()
 
     def _publish_pages(self, request: Request) -> None:
         limit = request.num_committed_tokens
@@ -271,6 +308,8 @@ class Cache:
                 request.table = ()
             node.used, node.age = self._clock, self.queue.age
             request.nodes.append(node)
+        if self.on_publish is not None and not self.geometry.has_state:
+            self.on_publish(request.nodes[-1])
 
     def _publish_snapshot(self, request: Request, export: PendingExport) -> None:
         depth = export.position // self.geometry.page_size
@@ -287,15 +326,38 @@ class Cache:
         """A state that a request held becomes the snapshot of a node."""
         state.cached = True
         self._drop_ref(state)
+        self._set_snapshot(node, state, kind)
+        self.counters.snapshots_taken[kind.name.lower()] += 1
+        if self.on_publish is not None:
+            self.on_publish(node)
+
+    def _set_snapshot(self, node: Node, state: Unit, kind: SnapshotKind) -> None:
         node.snapshot = state
         node.snapshot_kind = kind
         node.snapshot_hits = 0
         node.snapshot_used, node.snapshot_age = self._clock, self.queue.age
         self.num_snapshots += 1
-        self.counters.snapshots_taken[kind.name.lower()] += 1
         self.queue.add_snapshot(node)
 
     # -- leaving ----------------------------------------------------------------------------
+
+    def _leaves_leaf(self, request: Request) -> bool:
+        """Whether its slot, as the last launched step leaves it, is the state behind known tokens.
+
+        That step may have been launched before its request was known to have ended: then the state has
+        moved on over the token that ended it. Two steps on, it holds tokens that are nobody's.
+        """
+        return (
+            self.enabled
+            and self.row_invariant
+            and request.slot is not None
+            and self.geometry.state_grid == 1
+            and request.num_prompt_tokens < request.num_computed_tokens <= request.num_tokens
+        )
+
+    def must_wait(self, request: Request) -> bool:
+        """Whether an ended request stays until the step in flight for it is over, since its slot is kept."""
+        return request.in_flight and self._leaves_leaf(request)
 
     def retire(self, request: Request) -> None:
         """The request has ended by itself: its slot becomes the snapshot of where it ended, then it leaves.
@@ -304,14 +366,7 @@ class Cache:
         copied: the slot and the partly filled page change hands.
         """
         size, end = self.geometry.page_size, request.num_committed_tokens
-        keeps = (
-            self.enabled
-            and self.row_invariant
-            and request.slot is not None
-            and self.geometry.state_grid == 1
-            and end == request.num_computed_tokens > request.num_prompt_tokens
-            and len(request.nodes) == end // size
-        )
+        keeps = not request.in_flight and self._leaves_leaf(request) and len(request.nodes) == end // size
         if keeps and end % size:
             self._leave_leaf(request, end)
         elif keeps and request.nodes[-1].snapshot is None:
@@ -348,6 +403,7 @@ class Cache:
         if request.slot is not None:
             self._drop_unit(request.slot)
         request.pages, request.nodes, request.slot, request.table = [], [], None, ()
+        self._keep_to_budget()
 
     def drop_exports(self, exports: Iterable[PendingExport]) -> None:
         """The request of these exports is gone: their memory is free for the next step."""
@@ -366,9 +422,80 @@ class Cache:
 
     def end_loan(self, unit: Unit) -> None:
         """The actor is done and the memory is known to be quiet."""
+        self._take_back(unit)
+        self.book.give(unit, self.fence)
+
+    def _take_back(self, unit: Unit) -> None:
         self.book.end_loan(unit)
         self._lent[unit.kind] -= 1
-        self.book.give(unit, self.fence)
+
+    def borrow(self, kind: Kind, near: Unit | None = None) -> tuple[Unit, int] | None:
+        """As ``lend``, but room is made for it.
+
+        Returns:
+            The unit, and the step that must be over before the actor touches it. None without memory.
+        """
+        unit = self._take(kind, near)
+        if unit is None:
+            return None
+        self._drop_ref(unit)
+        self.book.begin_loan(unit)
+        self._lent[kind] += 1
+        return unit, self.book.quiet_after(unit)
+
+    def fill_page(self, parent: Node | None, key: bytes, packed: bytes, unit: Unit) -> Node | None:
+        """A lent page that now holds what ``key`` says becomes cached; this ends the loan.
+
+        Returns:
+            The node of these tokens: a new one, or one that was published meanwhile. None: the key stands for
+            other tokens.
+        """
+        node = self.index.find(key, parent, packed)
+        if node is not None or (node := self.index.add(key, parent, packed, unit)) is None:
+            self.end_loan(unit)
+            return node
+        self._take_back(unit)
+        node.used, node.age = self._clock, self.queue.age
+        return node
+
+    def fill_snapshot(self, node: Node, unit: Unit, kind: SnapshotKind) -> None:
+        """A lent state that now holds what the node's key says becomes its snapshot; this ends the loan."""
+        if node.snapshot is not None:
+            self.end_loan(unit)
+            return
+        self._take_back(unit)
+        unit.cached = True
+        self._set_snapshot(node, unit, kind)
+
+    def pin(self, node: Node, snapshot: bool) -> int:
+        """Keep a page, or a snapshot and the page before it, where it is while an outside actor reads it.
+
+        Returns:
+            The step that must be over before it is read: it may be moving right now.
+        """
+        for unit in self._read_with(node, snapshot):
+            self._hold(unit)
+            unit.readers += 1
+        self.num_readers += 1
+        return self.moved
+
+    def unpin(self, node: Node, snapshot: bool) -> None:
+        """The actor has read it."""
+        self.num_readers -= 1
+        for unit in self._read_with(node, snapshot):
+            unit.readers -= 1
+            if self._drop_ref(unit) and unit is node.snapshot:
+                self.queue.add_snapshot(node)
+        if not node.page.refs:
+            self.queue.add_page(node)
+        self._keep_to_budget()
+
+    @staticmethod
+    def _read_with(node: Node, snapshot: bool) -> list[Unit]:
+        if not snapshot:
+            return [node.page]
+        assert node.snapshot is not None
+        return [node.page, node.snapshot]
 
     def receive(self, request: Request, known: Sequence[Node]) -> list[Unit] | None:
         """Take over known pages, and memory for the rest of a prompt that comes from outside, slot included.
@@ -434,7 +561,7 @@ class Cache:
 
         What is quarantined will return too, but nobody can say when.
         """
-        return bool(self.num_pending) or sum(self._lent) > sum(self._quarantined)
+        return bool(self.num_pending or self.num_readers) or sum(self._lent) > sum(self._quarantined)
 
     def available_pages(self, more_states: int = 0) -> int:
         """Pages that are free or evictable once ``more_states`` further slots were handed out."""
@@ -448,6 +575,7 @@ class Cache:
     def _take(self, kind: Kind, near: Unit | None = None) -> Unit | None:
         while (unit := self.book.take(kind, near)) is None:
             if not self._make_room(kind):
+                self.refusals += 1
                 return None
         unit.refs = 1
         self._referenced[kind] += 1
@@ -460,6 +588,7 @@ class Cache:
             copies = self.book.vacate(other, self.launched + 1)
             if copies:
                 self.copies += copies
+                self.moved = self.launched + 1
                 self.counters.units_moved += len(copies)
                 return True
         return self._evict_one()
@@ -537,6 +666,18 @@ class Cache:
         if node.parent is not None:
             self.queue.add_page(node.parent)
 
+    @property
+    def cached_bytes(self) -> int:
+        """Bytes of what is cached and held by no request."""
+        usage = self.usage()
+        geometry = self.geometry
+        return usage["pages_cached"] * geometry.page_bytes + usage["states_cached"] * geometry.state_stride
+
+    def _keep_to_budget(self) -> None:
+        if self.budget is not None:
+            while self.cached_bytes > self.budget and self._evict_one():
+                pass
+
     def reset_prefixes(self) -> None:
         """Drop everything that no request holds."""
         while self._evict_one():
@@ -588,7 +729,7 @@ class Cache:
         referenced = [0, 0]
         for units in self.book.units:
             for unit in units.values():
-                if unit.refs != refs.pop(id(unit), 0):
+                if unit.refs != refs.pop(id(unit), 0) + unit.readers:
                     raise IntegrityError(f"{unit} does not have that many owners")
                 if unit.cached != (id(unit) in cached):
                     raise IntegrityError(f"{unit} is marked cached against the index")
@@ -600,8 +741,10 @@ class Cache:
         self._check_sum()
 
     def _check_request(self, request: Request) -> None:
-        if not 0 <= request.num_committed_tokens <= request.num_computed_tokens <= request.num_tokens:
+        if not 0 <= request.num_committed_tokens <= request.num_computed_tokens <= request.length:
             raise IntegrityError(f"request {request.id}: the cursor is out of range")
+        if request.num_committed_tokens > request.num_tokens:
+            raise IntegrityError(f"request {request.id}: tokens are committed that nobody knows")
         if request.status in (Status.WAITING, Status.FINISHED):
             if request.pages or request.slot is not None or request.nodes:
                 raise IntegrityError(f"request {request.id} holds memory without running")
@@ -623,5 +766,6 @@ class Cache:
             raise IntegrityError("more pages are fenced than free")
         snapshots = sum(node.snapshot is not None for node in self.index.nodes.values())
         snapshots += sum(len(beside) for beside in self.index.leaves.values())
-        if not snapshots == self.num_snapshots == usage["states_cached"]:
+        pinned = sum(unit.readers > 0 for unit in self.book.units[Kind.STATE].values())
+        if not snapshots == self.num_snapshots == usage["states_cached"] + pinned:
             raise IntegrityError(f"{self.num_snapshots} snapshots by count, {snapshots} found")

@@ -173,18 +173,26 @@ class PrefixIndex:
 
     def lookup(self, key: bytes, parent: Node | None, tokens: Sequence[int], page: int) -> Node | None:
         """The node of full page ``page`` of ``tokens`` below ``parent``; None if it is not known."""
+        return self.find(key, parent, self._page_tokens(tokens, page))
+
+    def find(self, key: bytes, parent: Node | None, packed: bytes) -> Node | None:
+        """As ``lookup``, by the page's own tokens."""
         node = self.nodes.get(key)
         if node is None or node.parent is not parent:
             return None
-        return node if node.tokens == self._page_tokens(tokens, page) else None
+        return node if node.tokens == packed else None
 
     def insert(
         self, key: bytes, parent: Node | None, tokens: Sequence[int], page: int, unit: Unit
     ) -> Node | None:
         """Publish ``unit`` as full page ``page`` of ``tokens``. None if the key is taken (a collision)."""
+        return self.add(key, parent, self._page_tokens(tokens, page), unit)
+
+    def add(self, key: bytes, parent: Node | None, packed: bytes, unit: Unit) -> Node | None:
+        """As ``insert``, by the page's own tokens."""
         if key in self.nodes:
             return None
-        node = Node(key, parent, self._page_tokens(tokens, page), unit)
+        node = Node(key, parent, packed, unit)
         self.nodes[key] = node
         unit.cached = True
         if parent is not None:

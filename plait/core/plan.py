@@ -9,7 +9,10 @@ A worker executes a plan in this order:
    chunk stands at the export's position.
 5. sample one token for each chunk with ``sample``.
 
-Plans are executed in the order in which they were made.
+Plans are executed in the order in which they were made. A plan may be made, and its step prepared, while
+the steps before it still run: a token that one of them samples is then *awaited*. What depends on it (the
+next chunk's input, penalties, ``min_tokens``) is not in the plan; the worker, which has sampled it by the
+time the step runs, fills it in.
 """
 
 from __future__ import annotations
@@ -27,6 +30,17 @@ class Kind(enum.IntEnum):
     STATE = 1
 
 
+class Way(enum.IntEnum):
+    """Between which memories a copy goes."""
+
+    WITHIN = 0
+    """the arena"""
+    OUT = 1
+    """from the arena to the swap buffer"""
+    IN = 2
+    """from the swap buffer to the arena"""
+
+
 @dataclass(frozen=True, slots=True)
 class Copy:
     """Copy one whole page or state to another unit of the same kind."""
@@ -34,6 +48,7 @@ class Copy:
     kind: Kind
     source: int
     target: int
+    way: Way = Way.WITHIN
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,10 +63,10 @@ class Export:
 class Chunk:
     """The tokens of one request that this step computes.
 
-    ``tokens`` occupy positions ``start .. start + len(tokens) - 1``; ``pages`` covers every position
-    up to the chunk's end (page ``i`` holds positions ``i * page_size ...``). ``slot`` is the request's
-    state unit (None for a model without recurrent layers). With ``start == 0`` the state is zero by
-    definition, whatever the slot's bytes hold.
+    ``tokens`` occupy positions ``start .. start + len(tokens) - 1``, ``awaited`` further ones the positions
+    up to ``end``; ``pages`` covers every position up to there (page ``i`` holds positions
+    ``i * page_size ...``). ``slot`` is the request's state unit (None for a model without recurrent layers).
+    With ``start == 0`` the state is zero by definition, whatever the slot's bytes hold.
     """
 
     request_id: str
@@ -61,11 +76,17 @@ class Chunk:
     slot: int | None
     exports: tuple[Export, ...] = ()
     sample: bool = False
-    """Sample after the chunk's last token, at position ``start + len(tokens)``."""
+    """Sample after the chunk's last token, at position ``end``."""
+    awaited: int = 0
+    """Tokens behind ``tokens`` that steps before this one sample."""
+
+    @property
+    def count(self) -> int:
+        return len(self.tokens) + self.awaited
 
     @property
     def end(self) -> int:
-        return self.start + len(self.tokens)
+        return self.start + self.count
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +116,7 @@ class StepPlan:
 
     @property
     def num_tokens(self) -> int:
-        return sum(len(chunk.tokens) for chunk in self.chunks)
+        return sum(chunk.count for chunk in self.chunks)
 
 
 TokenLogprobs = tuple[tuple[int, float, int], ...]

@@ -22,6 +22,8 @@ class Status(enum.Enum):
     """its prompt has come; it holds its memory and waits for its turn to run"""
     LEASED = "leased"
     """its prompt was computed here; another engine may read its memory"""
+    LEAVING = "leaving"
+    """it has ended, but a step in flight still computes its last token"""
     FINISHED = "finished"
 
 
@@ -35,11 +37,27 @@ class PendingExport:
 
 
 @dataclass(slots=True, eq=False)
+class Image:
+    """What a preempted request goes on from; its units are the swap buffer's."""
+
+    epoch: int
+    """of the run that was preempted: results of its last step may still come"""
+    cursor: int
+    """tokens whose entries it has, once the steps in flight are over"""
+    committed: int
+    num_pages: int
+    pages: dict[int, Unit]
+    """by number; the others were shared, and are found by their keys"""
+    slot: Unit | None
+
+
+@dataclass(slots=True, eq=False)
 class Request:
     """One prompt and its growing answer.
 
     ``num_computed_tokens`` is the cursor: tokens whose cache entries exist once all launched steps are
-    over. ``num_committed_tokens`` counts those whose step is known to be over.
+    over. ``num_committed_tokens`` counts those whose step is known to be over: while the two differ, a step
+    in flight computes for the request.
     """
 
     id: str
@@ -67,6 +85,8 @@ class Request:
     status: Status = Status.WAITING
     num_computed_tokens: int = 0
     num_committed_tokens: int = 0
+    num_awaited: int = 0
+    """tokens that steps in flight are sampling"""
     pages: list[Unit] = field(default_factory=list)
     slot: Unit | None = None
     table: tuple[int, ...] = ()
@@ -83,6 +103,10 @@ class Request:
     num_cached_tokens: int | None = None
     """prompt tokens found in the cache when it was first admitted"""
     num_preemptions: int = 0
+    image: Image | None = None
+    """while it is preempted and was swapped out"""
+    num_restores: int = 0
+    """times that it waited for a prefix that a tier has"""
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
 
     @property
@@ -94,18 +118,34 @@ class Request:
         return len(self.tokens) - self.num_prompt_tokens
 
     @property
+    def length(self) -> int:
+        """Tokens known and awaited."""
+        return len(self.tokens) + self.num_awaited
+
+    @property
     def goal(self) -> int:
         """Known tokens that are to be computed here."""
         return len(self.tokens) if self.leave_at is None else self.leave_at
 
     @property
     def num_behind(self) -> int:
-        """Tokens that are not computed yet. 0: a sampled token is still on its way."""
-        return self.goal - self.num_computed_tokens
+        """Tokens that are left to compute now, one that is awaited included.
+
+        0: it waits for its last token, which is sampled and never computed, or it stops where another engine
+        goes on. So a request whose length is known in advance is not launched beyond it.
+        """
+        if self.leave_at is not None:
+            return self.leave_at - self.num_computed_tokens
+        return min(self.length, self.num_prompt_tokens + self.max_tokens - 1) - self.num_computed_tokens
+
+    @property
+    def in_flight(self) -> bool:
+        """A step in flight computes for it."""
+        return self.num_committed_tokens < self.num_computed_tokens
 
     @property
     def is_level(self) -> bool:
-        """Only its newest answer token is left to compute."""
+        """Only its newest answer token, which may be awaited still, is left to compute."""
         return self.num_behind == 1 and self.num_computed_tokens >= self.num_prompt_tokens
 
     @property

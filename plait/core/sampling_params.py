@@ -29,6 +29,24 @@ def _is_int(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
+@dataclass(frozen=True, slots=True)
+class ThinkingBudget:
+    """Most tokens of reasoning, and how a model writes it, in token ids.
+
+    Args:
+        tokens: most tokens of reasoning; its tags do not count.
+        closes: tokens that end it when the budget is spent. The last ``tag_tokens`` of them are the tag.
+        ends: sequences of which each ends it.
+        opens: the tag that begins it; empty: the answer begins inside.
+    """
+
+    tokens: int
+    closes: tuple[int, ...]
+    tag_tokens: int
+    ends: tuple[tuple[int, ...], ...]
+    opens: tuple[int, ...] = ()
+
+
 @dataclass(slots=True)
 class SamplingParams:
     """Sampling parameters of one request.
@@ -47,6 +65,7 @@ class SamplingParams:
         logprobs: alternatives to report per generated token (the chosen token always comes too).
         prompt_logprobs: the same for prompt tokens; such a request does not read the prefix cache.
         logit_bias: token id to a number added to its logit.
+        thinking_budget: ends the reasoning in time.
 
     Raises:
         ValueError: a value outside its range; the message names the field and the range.
@@ -72,6 +91,7 @@ class SamplingParams:
     skip_special_tokens: bool = True
     include_stop_str_in_output: bool = False
     logit_bias: Mapping[int, float] | None = None
+    thinking_budget: ThinkingBudget | None = None
 
     stop_strings: tuple[str, ...] = field(init=False, default=(), repr=False)
     """``stop`` as a tuple, whatever form it was given in."""

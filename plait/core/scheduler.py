@@ -2,13 +2,17 @@
 
 There is no prefill phase and no decode phase. A request is behind its tokens, or level with them; each
 step moves cursors within one budget of tokens, and memory is taken as they move.
+
+``schedule`` may be called again before ``update``: the next step is planned on the cursors as they will
+stand, with awaited tokens in the place of those that are not sampled yet. What a step in flight turns out to
+have ended has then been launched once too often: its part of the later step is dropped.
 """
 
 from __future__ import annotations
 
 import bisect
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from plait.core.arena import IntegrityError
@@ -20,6 +24,8 @@ from plait.core.pace import Pace, pairs
 from plait.core.plan import Admission, Chunk, ChunkResult, Export, StepPlan, StepResult, TokenLogprobs
 from plait.core.request import PendingExport, Request, Status
 from plait.core.snapshots import SnapshotKind
+from plait.core.swap import SwapSpace
+from plait.core.tiers import Tiers
 
 SCORED_TOKENS = 256
 """Most tokens in one step of a prompt whose log-probabilities are asked for: each makes a row of logits."""
@@ -99,11 +105,11 @@ class Draft:
     def promise(self, turn: set[Request]) -> None:
         self.turn |= turn
         self.tokens += len(turn)
-        self.pairs += sum(request.num_tokens for request in turn)
+        self.pairs += sum(request.length for request in turn)
 
     def add(self, request: Request, count: int) -> None:
         start = request.num_computed_tokens
-        sample = start + count == request.num_tokens
+        sample = start + count == request.length
         self.parts.append(Planned(request, request.epoch, start, count, sample))
         if request not in self.turn:
             self.tokens += count
@@ -143,20 +149,20 @@ class SchedulerCounters:
 
 
 class Scheduler:
-    """Plans steps over one cache.
-
-    ``schedule`` may be called again before the last plan's ``update``: a request whose next token is
-    still being sampled is passed over until then.
-    """
+    """Plans steps over one cache."""
 
     def __init__(
         self,
         cache: Cache,
         config: SchedulerConfig,
         pace: Pace | None = None,
+        tiers: Tiers | None = None,
+        swap: SwapSpace | None = None,
         handover: HandOver | None = None,
     ) -> None:
         self.cache = cache
+        self.tiers = tiers
+        self.swap = swap
         self.handover = handover
         self.config = config
         self.pace = pace or Pace()
@@ -177,6 +183,7 @@ class Scheduler:
         self.running: list[Request] = []
         self.landed: list[Request] = []
         """requests whose prompt came from another engine; they hold memory and go before all that wait"""
+        self.leaving: list[Request] = []
         self.in_flight: deque[tuple[StepPlan, list[Planned]]] = deque()
         self.counters = SchedulerCounters()
         self._arrivals = 0
@@ -241,6 +248,26 @@ class Scheduler:
         self._finish(request, "abort")
         return True
 
+    def fail(self, plan: StepPlan, request_ids: Iterable[str]) -> list[str]:
+        """End requests for which the oldest step in flight found no token; call it before ``update``.
+
+        Returns:
+            Those that have ended by this; not those that were cancelled or preempted meanwhile.
+        """
+        launched, parts = self.in_flight[0]
+        if launched is not plan:
+            raise IntegrityError(f"step {plan.step} failed before step {launched.step} was over")
+        asked = set(request_ids)
+        staying = [
+            part.request
+            for part in parts
+            if part.request.id in asked and (self._is_current(part) or self._is_awaited(part))
+        ]
+        failed = [request for request in staying if request.status is not Status.LEAVING]
+        for request in failed:
+            self._finish(request, "abort")
+        return [request.id for request in failed]
+
     def _finish(self, request: Request, reason: str) -> None:
         if request.status is Status.RECEIVING:
             assert self.handover is not None
@@ -253,16 +280,28 @@ class Scheduler:
         if request.source is not None:
             assert self.handover is not None
             self.handover.forgo(request)
+        if self.swap is not None:
+            self.swap.drop(request)
+        request.status = Status.FINISHED
         if reason == "abort":
             self.cache.release(request)
+        elif self.cache.must_wait(request):
+            request.status = Status.LEAVING
+            self.leaving.append(request)
         else:
             self.cache.retire(request)
-        request.status = Status.FINISHED
         del self.requests[request.id]
         self.counters.finished[reason] = self.counters.finished.get(reason, 0) + 1
 
+    def _leave(self, request: Request) -> None:
+        """The last step that computed for an ended request is over."""
+        self.leaving.remove(request)
+        request.status = Status.FINISHED
+        self.cache.retire(request)
+
     @property
     def has_work(self) -> bool:
+        """Requests wait or run, or hand-overs need a step. Steps in flight may be left when it is False."""
         if self.waiting or self.running or self.landed:
             return True
         return self.handover is not None and self.handover.waits_for_steps and bool(self.cache.copies)
@@ -273,6 +312,8 @@ class Scheduler:
         """The next step, or None when nothing can be computed now."""
         if self.handover is not None:
             self._take_arrivals(self.handover)
+        if self.tiers is not None:
+            self.tiers.collect()
         draft = Draft(self.cache.launched + 1, self.config.max_num_batched_tokens)
         self._plan_running(draft)
         if not draft.preempted:
@@ -280,6 +321,8 @@ class Scheduler:
         self._plan_left_out(draft)
         for part in draft.parts:
             part.exports = self.cache.exports(part.request, part.start, part.end)
+        if self.tiers is not None:
+            self.tiers.spill()
         if not draft.parts and not self.cache.copies:
             return None
         return self._launch(draft)
@@ -300,7 +343,8 @@ class Scheduler:
     def _take_turns(self, level: list[Request], draft: Draft) -> set[Request]:
         """Level requests that step now. One grid unit is kept for prompts, so that they are not stalled."""
         room = draft.budget
-        if self.waiting or self.landed or len(level) < len(self.running):
+        behind = sum(request.num_behind > 0 for request in self.running)
+        if self.waiting or self.landed or len(level) < behind:
             room -= self.grid
         if len(level) <= room:
             return set(level)
@@ -318,7 +362,7 @@ class Scheduler:
             if draft.left < 1:
                 return
             if request.is_level and request not in planned:
-                if draft.parts and not self.cache.grow(request, request.num_tokens):
+                if draft.parts and not self.cache.grow(request, request.length):
                     continue  # whoever could make room for it takes part in this step
                 draft.promise({request})
                 self._plan_part(draft, request, 1)
@@ -346,7 +390,7 @@ class Scheduler:
         if count < 1:
             return
         while not self.cache.grow(request, request.num_computed_tokens + count):
-            if self.cache.memory_is_coming:
+            if self._memory_is_coming:
                 self._unplan(draft, request)
                 return
             victim = max((*self.running[-1:], *self.landed[-1:]), key=self._order)
@@ -357,34 +401,51 @@ class Scheduler:
                 return
         draft.add(request, count)
 
+    @property
+    def _memory_is_coming(self) -> bool:
+        """Memory will return by itself: nobody needs to be preempted for it."""
+        ending = any(request.num_behind == 0 for request in self.running)
+        return ending or bool(self.leaving) or self.cache.memory_is_coming
+
     def _unplan(self, draft: Draft, request: Request) -> None:
         """What was promised to it is free for others."""
         if request in draft.turn:
             draft.turn.discard(request)
             draft.tokens -= 1
-            draft.pairs -= request.num_tokens
+            draft.pairs -= request.length
 
     def _preempt(self, request: Request) -> None:
-        """Back to the queue. It keeps its answer so far and resumes from the last snapshot."""
+        """Back to the queue. It keeps its answer so far and resumes from the swap or the last snapshot.
+
+        A token that a step in flight samples for it is dropped, and sampled again when it resumes; a request
+        that was swapped out keeps it. A prompt that came from another engine is not there any more: without
+        swap it is computed here.
+        """
         if request.status is Status.LANDED:
-            self.landed.remove(request)  # its prompt is not kept elsewhere any more: it is computed here
-            request.num_cached_tokens = None
+            self.landed.remove(request)
         else:
             self.running.remove(request)
             self._ended.append(request.id)
+        if self.swap is not None:
+            self.swap.keep(request)
         self.cache.release(request)
         request.status = Status.WAITING
         request.num_computed_tokens = request.num_committed_tokens = 0
         request.num_preemptions += 1
-        request.prompt_logprobs.clear()
+        if request.image is None:
+            request.num_awaited = 0
+            request.prompt_logprobs.clear()
+            if not request.epoch:
+                request.num_cached_tokens = None  # counted when it is admitted
         self.counters.preemptions += 1
         bisect.insort(self.waiting, request, key=self._order)
 
     def _plan_waiting(self, draft: Draft) -> None:
         """Admit waiting requests in order while budget, ``max_num_seqs`` and memory allow.
 
-        One that follows a leader is passed over; one that waits for memory holds up all behind it. One whose
-        prompt lies elsewhere needs no more than memory to begin, and then stands in nobody's way.
+        One that follows a leader, or waits for a tier, is passed over; one that waits for memory holds up all
+        behind it. One whose prompt lies elsewhere needs no more than memory to begin, and then stands in
+        nobody's way.
         """
         self._plan_landed(draft)
         at = followers = 0
@@ -398,30 +459,19 @@ class Scheduler:
                 continue
             if len(self.running) >= self.config.max_num_seqs or draft.left < 1:
                 return
-            match = self.cache.match(request)
-            start = match.position(self.cache.geometry.page_size)
-            if self._follows(draft, request, start):
+            count = self._resume(draft, request) if self._is_kept(request) else self._enter(draft, request)
+            if count is None:
+                if request.status is not Status.WAITING:
+                    continue  # nothing of it is to be computed here
                 at += 1
                 followers += 1
                 continue
-            if request.leave_at is not None and start >= request.leave_at:
-                if not self._leave_at_once(request, match):
-                    return
-                continue
-            count = self._chunk(draft, request, start)
-            if count < 1 or not self._fits(self.cache.pages_wanted(request, match)):
-                return
-            if not self.cache.admit(request, match):
-                return
-            if not self.cache.grow(request, start + count):
-                self.cache.release(request)
-                request.num_computed_tokens = request.num_committed_tokens = 0
+            if not count:
                 return
             self.waiting.pop(at)
-            self.cache.count_hit(request)
-            self._enter(draft, request, count)
+            self._run(draft, request, count)
 
-    def _enter(self, draft: Draft, request: Request, count: int) -> None:
+    def _run(self, draft: Draft, request: Request, count: int) -> None:
         """The request runs, from this step on."""
         request.status = Status.RUNNING
         request.epoch += 1
@@ -430,11 +480,55 @@ class Scheduler:
         draft.admitted.append(request)
         draft.add(request, count)
 
-    def _follows(self, draft: Draft, request: Request, found: int) -> bool:
-        """Whether another request computes more of its prefix in this very step: then it waits for that.
+    def _enter(self, draft: Draft, request: Request) -> int | None:
+        """Give the request what the cache has of it, and memory for a chunk.
 
-        The leader is asked for a snapshot where the two part. The follower holds nothing and is asked anew
-        in each step, so it depends on no one's progress but of those that are scheduled.
+        Returns:
+            Tokens of the chunk; 0: it must wait for memory or budget; None: it waits for something else, and
+            nobody behind it waits, or it has left the queue.
+        """
+        if self.tiers is not None and self.tiers.holds_up(request, self._fits):
+            return None
+        match = self.cache.match(request)
+        start = match.position(self.cache.geometry.page_size)
+        if self._follows(draft, request, start):
+            return None
+        if request.leave_at is not None and start >= request.leave_at:
+            return None if self._leave_at_once(request, match) else 0
+        count = self._chunk(draft, request, start)
+        if count < 1 or not self._fits(self.cache.pages_wanted(request, match)):
+            return 0
+        if not self.cache.admit(request, match):
+            return 0
+        if not self.cache.grow(request, start + count):
+            self.cache.release(request)
+            request.num_computed_tokens = request.num_committed_tokens = 0
+            return 0
+        self.cache.count_hit(request)
+        if self.tiers is not None:
+            self.tiers.used(request)
+        return count
+
+    def _is_kept(self, request: Request) -> bool:
+        return self.swap is not None and self.swap.is_usable(request)
+
+    def _resume(self, draft: Draft, request: Request) -> int | None:
+        """As ``_enter``, from the swap buffer."""
+        image = request.image
+        assert self.swap is not None
+        assert image is not None
+        if image.committed < image.cursor:
+            return None  # its last step is still in flight, and a token may come of it
+        count = self._chunk(draft, request, image.cursor)
+        if count < 1 or not self._fits(self.cache.geometry.pages_for(request.num_tokens)):
+            return 0
+        return count if self.swap.resume(request, image.cursor + count) else 0
+
+    def _follows(self, draft: Draft, request: Request, found: int) -> bool:
+        """Whether another request computes more of its prefix right now: then it waits for that.
+
+        A leader in this very step is asked for a snapshot where the two part. The follower holds nothing
+        and is asked anew in each step, so it depends on no one's progress but of those that are scheduled.
         """
         if not (self.cache.enabled and request.reads_cache):
             return False
@@ -444,19 +538,32 @@ class Scheduler:
             if fork > max(best, part.start):
                 best, leader = fork, part.request
         if leader is None:
-            return False
+            return self._is_in_flight(request, found)
         leader.marks.setdefault(best, SnapshotKind.FORK)
         return True
 
-    def _fits(self, pages_wanted: int) -> bool:
+    def _is_in_flight(self, request: Request, found: int) -> bool:
+        """Whether more than ``found`` tokens of it can be shared once the steps in flight are over."""
+        has_state = self.cache.geometry.has_state
+        for _, parts in self.in_flight:
+            for part in parts:
+                if part.start >= request.num_tokens or not self._is_current(part):
+                    continue
+                fork = min(self.cache.common_prefix(request, part.request), part.end)
+                ends = [e.position for e in part.exports] if has_state else [self.cache.policy.floor(fork)]
+                if any(found < end <= fork for end in ends):
+                    return True
+        return False
+
+    def _fits(self, pages_wanted: int, states: int = 1) -> bool:
         """A check, not a reservation: what running prompts and this one still need can be had.
 
         A page is left for each running answer, so that a newcomer is not preempted at once.
         """
         size = self.cache.geometry.pages_for
-        behind = sum(max(0, size(r.num_tokens) - len(r.pages)) for r in self.running)
+        behind = sum(max(0, size(r.length) - len(r.pages)) for r in self.running)
         spare = len(self.running) + self._num_received
-        return pages_wanted + behind + spare <= self.cache.available_pages(more_states=1)
+        return pages_wanted + behind + spare <= self.cache.available_pages(more_states=states)
 
     def _count_admission(self, request: Request) -> None:
         if request.epoch <= 1:
@@ -495,6 +602,7 @@ class Scheduler:
         """Prompts that have come, and those that will not."""
         landed, failed = handover.poll()
         for request in landed:
+            request.marks = self.cache.marks(request, known=request.num_computed_tokens)
             bisect.insort(self.landed, request, key=self._order)
         for request, reason in failed.items():
             request.status = Status.WAITING
@@ -510,11 +618,10 @@ class Scheduler:
             count = self._chunk(draft, request, request.num_computed_tokens)
             if count < 1:
                 return
-            request.marks = self.cache.marks(request, known=request.num_computed_tokens)
             self.landed.pop(0)
-            self._enter(draft, request, count)
+            self._run(draft, request, count)
 
-    def _leave(self, request: Request) -> None:
+    def _lease(self, request: Request) -> None:
         """A prompt is computed as far as it goes here; its memory stays for another engine."""
         assert self.handover is not None
         self.running.remove(request)
@@ -584,6 +691,7 @@ class Scheduler:
         self.cache.launched = draft.step
         for part in draft.parts:
             part.request.num_computed_tokens = part.end
+            part.request.num_awaited += part.sample
         self.in_flight.append((plan, draft.parts))
         self.counters.steps += 1
         self.counters.computed_tokens += draft.tokens
@@ -591,14 +699,16 @@ class Scheduler:
 
     def _freeze(self, part: Planned) -> Chunk:
         request = part.request
+        known = tuple(request.tokens[part.start : part.end])
         return Chunk(
             request_id=request.id,
-            tokens=tuple(request.tokens[part.start : part.end]),
+            tokens=known,
             start=part.start,
             pages=self.cache.page_table(request, part.end),
             slot=None if request.slot is None else request.slot.index,
             exports=tuple(Export(export.position, export.state.index) for export in part.exports),
             sample=part.sample,
+            awaited=part.count - len(known),
         )
 
     def _admission(self, request: Request) -> Admission:
@@ -631,17 +741,37 @@ class Scheduler:
         progress = []
         for part, chunk in zip(parts, result.results, strict=True):
             request = part.request
-            if request.status is not Status.RUNNING or request.epoch != part.epoch:
-                self.cache.drop_exports(part.exports)  # cancelled or preempted meanwhile
-                continue
-            request.num_committed_tokens = part.end
-            self.cache.commit(request, part.exports)
+            if not self._is_current(part):
+                self.cache.drop_exports(part.exports)
+                if not self._is_awaited(part):
+                    continue
+                assert request.image is not None
+                request.image.committed = part.end  # swapped out: what came of its last steps is not lost
+            else:
+                request.num_committed_tokens = part.end
+                self.cache.commit(request, part.exports)
+                if request.status is Status.LEAVING:
+                    self._leave(request)
+                    continue
             request.prompt_logprobs += chunk.prompt_logprobs
-            if part.end == request.leave_at:
-                self._leave(request)
+            if part.end == request.leave_at and request.status is Status.RUNNING:
+                self._lease(request)
             if part.sample:
+                request.num_awaited -= 1
                 progress.append(self._take_tokens(request, chunk))
         return progress
+
+    @staticmethod
+    def _is_current(part: Planned) -> bool:
+        """The request was not cancelled, preempted or ended since; else what the step gave is dropped."""
+        request = part.request
+        return request.epoch == part.epoch and request.status in (Status.RUNNING, Status.LEAVING)
+
+    @staticmethod
+    def _is_awaited(part: Planned) -> bool:
+        """The request was swapped out since, and what the step gave is its own all the same."""
+        image = part.request.image
+        return image is not None and image.epoch == part.epoch
 
     def _take_tokens(self, request: Request, chunk: ChunkResult) -> Progress:
         first = request.num_output_tokens == 0
@@ -697,11 +827,17 @@ class Scheduler:
             raise IntegrityError("a request stands in no queue, or in two")
         if len(self.running) > self.config.max_num_seqs:
             raise IntegrityError(f"{len(self.running)} requests run")
-        leased: list[Request] = []
+        if any(request.status is not Status.LEAVING or not request.in_flight for request in self.leaving):
+            raise IntegrityError("a request leaves for which no step computes")
+        holders = [*self.requests.values(), *self.leaving]
         if handover is not None:
             handover.check()
-            leased += handover.holders()
-        self.cache.check([*self.requests.values(), *leased], self._pending_exports())
+            holders += handover.holders()
+        self.cache.check(holders, self._pending_exports())
+        if self.tiers is not None:
+            self.tiers.check()
+        if self.swap is not None:
+            self.swap.check(list(self.requests.values()))
 
     def _pending_exports(self) -> Iterator[PendingExport]:
         for _, parts in self.in_flight:

@@ -7,7 +7,7 @@ import itertools
 import os
 import time
 import uuid
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -17,6 +17,7 @@ from plait.config import ConfigError, EngineArgs, check_types
 from plait.core.plan import TokenLogprobs
 from plait.core.sampling_params import SamplingParams
 from plait.core.seeds import derive_seed
+from plait.core.tree import Branch
 from plait.engine import messages as m
 from plait.engine.client import EngineClient, Event
 from plait.engine.outputs import (
@@ -52,6 +53,8 @@ class EngineInfo:
     generation_defaults: GenerationDefaults
     pid: int
     """of the engine process"""
+    family: str = ""
+    """the architecture, as the model's config names it"""
 
 
 @dataclass(slots=True)
@@ -93,7 +96,9 @@ class AsyncEngine:
         check_types(args)
         stage("finding the model")
         path = await asyncio.to_thread(resolve_model, args.model, args.revision, args.download_dir)
-        model_config(path)  # a model that cannot be served is said before anything about its tokenizer
+        config = model_config(
+            path
+        )  # a model that cannot be served is said before anything about its tokenizer
         stage("loading the tokenizer")
         tokenizer = await asyncio.to_thread(_load_tokenizer, args, path)
         template = _chat_template(args, tokenizer)
@@ -108,6 +113,7 @@ class AsyncEngine:
             decisions=ready.decisions,
             generation_defaults=defaults,
             pid=ready.pid,
+            family=config.architecture,
         )
         return cls(client, info, tokenizer, template)
 
@@ -122,6 +128,10 @@ class AsyncEngine:
     async def stats(self) -> EngineStats:
         """Numbers of this moment. Raises EngineDeadError."""
         return await self._client.stats()
+
+    async def prefix_tree(self, most: int = 1000) -> list[Branch]:
+        """The tree of cached prefixes, at most so many branches. Raises EngineDeadError."""
+        return await self._client.prefix_tree(most)
 
     async def reset_prefix_cache(self) -> None:
         """Drop what no running request holds of the prefix cache."""
@@ -180,10 +190,12 @@ class AsyncEngine:
         request_id: str | None = None,
         priority: int = 0,
         cache_salt: str | None = None,
+        shown_ids: Collection[int] = (),
         kv_transfer_params: dict[str, Any] | None = None,
     ) -> AsyncGenerator[CompletionDelta, None]:
         """The answers, delta by delta. Closing the generator ends the request and frees its memory.
 
+        ``shown_ids`` are special tokens whose text is part of the answer, whatever the parameters say.
         ``kv_transfer_params``: ``{"do_remote_decode": True}`` computes the prompt for another engine; what
         comes back with the last delta has that one go on from it.
 
@@ -196,7 +208,9 @@ class AsyncEngine:
         params = _prefill_alone(params, kv_transfer_params)
         # Closing this generator must close the inner one now, not when it is collected.
         async with aclosing(
-            self._stream(tokenized, params, request_id, priority, cache_salt or "", kv_transfer_params)
+            self._stream(
+                tokenized, params, request_id, priority, cache_salt or "", shown_ids, kv_transfer_params
+            )
         ) as deltas:
             async for delta in deltas:
                 yield delta
@@ -209,6 +223,7 @@ class AsyncEngine:
         request_id: str | None = None,
         priority: int = 0,
         cache_salt: str | None = None,
+        shown_ids: Collection[int] = (),
         kv_transfer_params: dict[str, Any] | None = None,
     ) -> RequestOutput:
         """The whole answers. Raises as ``stream``."""
@@ -225,7 +240,9 @@ class AsyncEngine:
         )
         texts: list[list[str]] = [[] for _ in range(params.n)]
         async with aclosing(
-            self._stream(tokenized, params, request_id, priority, cache_salt or "", kv_transfer_params)
+            self._stream(
+                tokenized, params, request_id, priority, cache_salt or "", shown_ids, kv_transfer_params
+            )
         ) as deltas:
             async for delta in deltas:
                 if output.metrics.first_token is None and delta.token_ids:
@@ -255,6 +272,7 @@ class AsyncEngine:
         request_id: str | None,
         priority: int,
         salt: str,
+        shown_ids: Collection[int],
         transfer: dict[str, Any] | None,
     ) -> AsyncGenerator[CompletionDelta, None]:
         self._client.check()
@@ -269,7 +287,9 @@ class AsyncEngine:
         # The engine's ids are made here: a caller's id can never be that of another caller's answer.
         ids = [f"{next(self._numbers)}:{request_id}" for _ in range(params.n)]
         answers = {
-            child: _Answer(index, AnswerText(self.tokenizer, tokenized.tokens, params), self, params)
+            child: _Answer(
+                index, AnswerText(self.tokenizer, tokenized.tokens, params, shown_ids), self, params
+            )
             for index, child in enumerate(ids)
         }
         wire = m.params_to_wire(params)
@@ -339,7 +359,7 @@ class _Answer:
         reason, stop = output.finish_reason, output.stop_reason
         if piece.stopped is None and reason is not None:
             rest = self.text.finish()
-            piece = Piece(piece.text + rest.text, piece.tokens + rest.tokens, rest.stopped)
+            piece = _joined(piece, rest)
         if piece.stopped is not None:
             reason, stop = "stop", piece.stopped  # type: ignore[assignment]
         self.over = reason is not None
@@ -359,6 +379,7 @@ class _Answer:
             stop_reason=stop,
             num_cached_tokens=output.num_cached_tokens,
             prompt_logprobs=prompt_logprobs,
+            starts=tuple(piece.starts),
             kv_transfer_params=output.kv_transfer_params,
         )
 
@@ -369,7 +390,7 @@ class _Answer:
             last = i == len(output.tokens) - 1
             visible = not (last and output.finish_reason == "stop") or self.params.include_stop_str_in_output
             piece = self.text.push(token, entry, visible=visible)
-            whole = Piece(whole.text + piece.text, whole.tokens + piece.tokens, piece.stopped)
+            whole = _joined(whole, piece)
             if piece.stopped is not None:
                 break
         return whole
@@ -382,9 +403,14 @@ class _Answer:
         }
 
 
+def _joined(a: Piece, b: Piece) -> Piece:
+    return Piece(a.text + b.text, a.tokens + b.tokens, a.starts + b.starts, b.stopped)
+
+
 def _gather(output: RequestOutput, delta: CompletionDelta) -> None:
     completion = output.outputs[delta.index]
     completion.token_ids += delta.token_ids
+    completion.starts += delta.starts
     if delta.logprobs is not None:
         completion.logprobs = (completion.logprobs or []) + delta.logprobs
         chosen = (entry[token].logprob for token, entry in zip(delta.token_ids, delta.logprobs, strict=True))

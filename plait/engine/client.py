@@ -13,12 +13,14 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable
+from typing import Any
 
 import msgspec
 import zmq
 import zmq.asyncio
 
 from plait.config import ConfigError, EngineArgs
+from plait.core.tree import Branch
 from plait.engine import messages as m
 from plait.engine.outputs import EngineDeadError, RequestFailed, RequestRefused
 from plait.engine.stats import EngineStats
@@ -41,7 +43,8 @@ class EngineClient:
         self.dead: EngineDeadError | None = None
         self.ready: m.Ready | None = None
         self._queues: dict[str, asyncio.Queue[Event]] = {}
-        self._stats: dict[int, asyncio.Future[EngineStats]] = {}
+        self._asked: dict[int, asyncio.Future[Any]] = {}
+        """by number: questions that the engine has not answered yet"""
         self._numbers = itertools.count(1)
         self._process: subprocess.Popen[bytes] | None = None
         self._folder: str | None = None
@@ -137,10 +140,10 @@ class EngineClient:
         for queue in self._queues.values():
             queue.put_nowait(EngineDeadError(str(self.dead)))
         self._queues.clear()
-        for future in self._stats.values():
+        for future in self._asked.values():
             if not future.done():
                 future.set_exception(EngineDeadError(str(self.dead)))
-        self._stats.clear()
+        self._asked.clear()
 
     async def close(self) -> None:
         """End the process; requests that still wait get an error. Safe to call twice."""
@@ -192,10 +195,10 @@ class EngineClient:
                 case m.RequestFailed(request_id, reason, refused):
                     error = RequestRefused(reason) if refused else RequestFailed(reason)
                     self._post(request_id, error, over=True)
-                case m.Stats(number, stats):
-                    future = self._stats.pop(number, None)
+                case m.Stats(number, answer) | m.Tree(number, answer):
+                    future = self._asked.pop(number, None)
                     if future is not None and not future.done():
-                        future.set_result(stats)
+                        future.set_result(answer)
                 case m.Crashed(reason):
                     self.fail(f"the engine process crashed: {reason}")
 
@@ -230,12 +233,22 @@ class EngineClient:
                 queue.put_nowait(m.Output(request_id, (), (), None, "abort", None, 0))
 
     async def stats(self) -> EngineStats:
+        number, answer = self._ask()
+        await self._send(m.AskStats(number))
+        stats: EngineStats = await answer
+        return stats
+
+    async def prefix_tree(self, most: int) -> list[Branch]:
+        number, answer = self._ask()
+        await self._send(m.AskTree(number, most))
+        branches: list[Branch] = await answer
+        return branches
+
+    def _ask(self) -> tuple[int, asyncio.Future[Any]]:
         self.check()
         number = next(self._numbers)
-        future: asyncio.Future[EngineStats] = asyncio.get_running_loop().create_future()
-        self._stats[number] = future
-        await self._send(m.AskStats(number))
-        return await future
+        self._asked[number] = asyncio.get_running_loop().create_future()
+        return number, self._asked[number]
 
     async def reset_prefix_cache(self) -> None:
         self.check()

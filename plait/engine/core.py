@@ -1,4 +1,9 @@
-"""The step loop's body: scheduler and worker joined. No sockets and no text here."""
+"""The step loop's body: scheduler and worker joined. No sockets and no text here.
+
+With asynchronous scheduling up to two steps are in flight: one runs, the next is launched behind it. The
+scheduler, the cache and the plans belong to the thread that calls ``EngineCore``; the step's thread sees
+prepared steps alone.
+"""
 
 from __future__ import annotations
 
@@ -9,20 +14,22 @@ from typing import Any
 from plait.core.cache import Cache
 from plait.core.handover import HandOver
 from plait.core.pace import Pace
-from plait.core.plan import StepPlan, StepResult
 from plait.core.request import Request
 from plait.core.sampling_params import SamplingParams
 from plait.core.scheduler import Progress, Scheduler, SchedulerConfig
 from plait.core.snapshots import SnapshotPolicy
-from plait.engine.fingerprint import weights_fingerprint
-from plait.engine.memory import memory_bytes
+from plait.core.swap import SwapCounters, SwapSpace
+from plait.core.tiers import TierCounters, Tiers
+from plait.core.tree import Branch, branches
+from plait.engine.memory import memory_bytes, parse_bytes
 from plait.engine.resolve import Decision, Resolved
 from plait.engine.sharing import finish
 from plait.engine.stats import EngineStats
+from plait.engine.tier import namespace, open_tier
 from plait.transfer.base import Ask, Connector
 from plait.transfer.connect import make_connector
 from plait.transfer.spans import ArenaMap
-from plait.worker.runner import BadLogits
+from plait.worker.line import StepLine, StepRun
 from plait.worker.worker import Worker
 
 NOT_FINITE = (
@@ -31,6 +38,13 @@ NOT_FINITE = (
 )
 BLOCKED_SECONDS = 0.02
 """Longest sleep while requests wait for memory that other engines hold."""
+WAIT_SECONDS = 0.01
+"""Longest sleep while all that there is to do waits for the disk: messages are looked at in between."""
+TEND_SECONDS = 0.005
+"""Longest sleep without requests while something is on its way to the disk."""
+FLUSH_SECONDS = 2.0
+"""How long the end of the engine may take for what waits to be written to the disk."""
+
 ALL_BARRED = "min_tokens bars every token that could come; ask for fewer stop_token_ids, or min_tokens=0"
 
 
@@ -59,15 +73,15 @@ class EngineCore:
         assert worker.geometry is not None
         self.resolved = resolved
         self.worker = worker
-        backend = resolved.backend
+        args, backend = resolved.args, resolved.backend
         cache = Cache(
             worker.geometry,
             SnapshotPolicy.of(worker.geometry, resolved.args.snapshot_interval),
             numerics_id=resolved.numerics_id,
             enabled=resolved.args.enable_prefix_caching,
             row_invariant=backend.row_invariant,
+            budget=None if args.prefix_cache_budget is None else parse_bytes(args.prefix_cache_budget),
         )
-        args = resolved.args
         config = SchedulerConfig(
             max_num_batched_tokens=resolved.max_num_batched_tokens,
             max_num_seqs=args.max_num_seqs,
@@ -78,12 +92,21 @@ class EngineCore:
         )
         target = args.target_itl_ms
         pace = Pace(None if target is None else target / 1000)
+        self.tier, decisions = open_tier(resolved, worker.arena)
+        self.tiers = None if self.tier is None else Tiers(cache, self.tier)
+        self.resolved = replace(resolved, decisions=(*resolved.decisions, *decisions))
+        self.swap = SwapSpace(cache, worker.swap_geometry) if worker.swap_geometry is not None else None
         self.connector = self._connect(resolved)
         handover = None
         if self.connector is not None:
             handover = HandOver(cache, self.connector.worker, self.connector.handover)
-        self.scheduler = Scheduler(cache, config, pace, handover)
+        self.scheduler = Scheduler(cache, config, pace, self.tiers, self.swap, handover)
+        self._line = StepLine(worker, threaded=resolved.async_scheduling)
+        self._steps_ahead = 2 if resolved.async_scheduling else 1
         self._step_seconds = 0.0
+        self._idle_seconds = 0.0
+        self._last_end: float | None = None
+        """when the last step ended, unless there was nothing to do after it"""
 
     def _connect(self, resolved: Resolved) -> Connector | None:
         """The way to other engines, if one was asked for."""
@@ -92,7 +115,7 @@ class EngineCore:
         arena = self.worker.arena
         connector = make_connector(
             resolved.transfer,
-            identity=f"{resolved.numerics_id}; model {weights_fingerprint(resolved)}",
+            identity=f"{resolved.numerics_id}; all that bits depend on: {namespace(resolved).hex()}",
             arena=arena.data,
             descriptor=arena.descriptor,
             arena_map=ArenaMap.of(resolved.layout, arena.geometry),
@@ -177,37 +200,67 @@ class EngineCore:
 
     @property
     def has_work(self) -> bool:
-        return self.scheduler.has_work
+        """Requests wait or run, or a step is in flight."""
+        return self.scheduler.has_work or len(self._line) > 0
 
     # -- steps ------------------------------------------------------------------------------
 
     def step(self) -> StepOutcome:
-        """Plan and run one step."""
-        plan = self.scheduler.schedule()
-        outcome = StepOutcome(idle=plan is None)
-        if plan is not None:
-            self._run(plan, outcome)
+        """Launch what can be planned, then take in the oldest step in flight, once it is over.
+
+        With asynchronous scheduling the next step is launched before this one is waited for, and runs while
+        its outcome is on the way to clients: their messages are handled, and the step after it is planned.
+        """
+        outcome = StepOutcome()
+        while len(self._line) < self._steps_ahead:
+            plan = self.scheduler.schedule()
+            self._drain(outcome)
+            if plan is None:
+                break
+            self._line.launch(plan)
+        if len(self._line):
+            self._take_in(self._line.collect(), outcome)
+            self._drain(outcome)
+        else:
+            outcome.idle = True
+            if self.tier is not None and self.scheduler.has_work:
+                self.tier.wait(WAIT_SECONDS)
+        return outcome
+
+    def _drain(self, outcome: StepOutcome) -> None:
+        """Go on with hand-overs."""
         progress, failed = self.scheduler.drain()
         outcome.progress += progress
         outcome.failed |= failed
-        return outcome
 
-    def _run(self, plan: StepPlan, outcome: StepOutcome) -> None:
-        started = time.perf_counter()
-        result = self._execute(plan, outcome)
-        seconds = time.perf_counter() - started
-        self._step_seconds += seconds
-        outcome.progress = self.scheduler.update(plan, result, seconds)
+    def tend(self) -> bool:
+        """Without requests: keep writing to the disk what waits for it. Whether there is more to do."""
+        if self.tiers is None or not self.tiers.busy:
+            return False
+        self.tiers.collect()
+        self.tiers.spill()
+        return self.tiers.busy
 
-    def _execute(self, plan: StepPlan, outcome: StepOutcome) -> StepResult:
-        try:
-            return self.worker.execute(plan)
-        except BadLogits as fault:
-            outcome.failed = dict.fromkeys(fault.request_ids, NOT_FINITE)
-            outcome.refused = dict.fromkeys(fault.barred, ALL_BARRED)
-            for request_id in (*fault.request_ids, *fault.barred):
-                self.scheduler.cancel(request_id)
-            return fault.result
+    def flush(self, seconds: float = FLUSH_SECONDS) -> bool:
+        """Write what waits for the disk. Whether all of it got there in time; call it without requests."""
+        end = time.monotonic() + seconds
+        while self.tend():
+            assert self.tier is not None
+            if time.monotonic() > end:
+                return False
+            self.tier.wait(WAIT_SECONDS)
+        return True
+
+    def _take_in(self, step: StepRun, outcome: StepOutcome) -> None:
+        self._step_seconds += step.seconds
+        if self._last_end is not None:
+            self._idle_seconds += step.began - self._last_end
+        if step.fault is not None:
+            failed = set(self.scheduler.fail(step.plan, (*step.fault.request_ids, *step.fault.barred)))
+            outcome.failed |= dict.fromkeys(failed.intersection(step.fault.request_ids), NOT_FINITE)
+            outcome.refused |= dict.fromkeys(failed.intersection(step.fault.barred), ALL_BARRED)
+        outcome.progress += self.scheduler.update(step.plan, step.result, step.seconds)
+        self._last_end = step.ended if self.has_work else None
 
     def patience(self, longest: float) -> float:
         """Seconds, up to ``longest``, that one may wait for messages after a step that computed nothing.
@@ -216,8 +269,10 @@ class EngineCore:
         """
         handover = self.scheduler.handover
         if self.scheduler.has_work:
-            busy = handover is not None and any(handover.usage().values())
-            return min(longest, BLOCKED_SECONDS) if busy else 0.0
+            waits = self.tier is None and handover is not None and any(handover.usage().values())
+            return min(longest, BLOCKED_SECONDS) if waits else 0.0  # for the disk ``step`` has waited
+        if self.tiers is not None and self.tiers.busy:
+            longest = min(longest, TEND_SECONDS)
         due = None if handover is None else handover.next_deadline
         return longest if due is None else min(longest, max(0.0, due - time.monotonic()))
 
@@ -231,9 +286,15 @@ class EngineCore:
 
     # -- looking ----------------------------------------------------------------------------
 
+    def prefix_tree(self, most: int) -> list[Branch]:
+        """The cached prefixes; at most so many branches."""
+        return branches(self.scheduler.cache, most)
+
     def stats(self) -> EngineStats:
         scheduler, cache = self.scheduler, self.scheduler.cache
         counters, kept = scheduler.counters, cache.counters
+        tier = self.tiers.counters if self.tiers is not None else TierCounters()
+        swap = self.swap.counters if self.swap is not None else SwapCounters()
         return EngineStats(
             running=len(scheduler.running),
             waiting=len(scheduler.waiting) + len(scheduler.landed),
@@ -242,6 +303,8 @@ class EngineCore:
             memory_bytes=memory_bytes(),
             steps_total=counters.steps,
             step_seconds_total=self._step_seconds,
+            idle_seconds_total=self._idle_seconds,
+            cpu_seconds_total=time.process_time(),
             prompt_tokens_total=counters.prompt_tokens,
             cached_tokens_total=counters.cached_tokens,
             computed_tokens_total=counters.computed_tokens,
@@ -255,6 +318,11 @@ class EngineCore:
             units_moved_total=kept.units_moved,
             exports_skipped_total=kept.exports_skipped,
             **self._counts(),
+            swaps_total={"out": swap.kept, "in": swap.resumed, "too_full": swap.too_full, "lost": swap.lost},
+            tier_written_total={"page": tier.pages_written, "snapshot": tier.snapshots_written},
+            tier_read_total={"page": tier.pages_read, "snapshot": tier.snapshots_read},
+            tier_writes_skipped_total=tier.writes_skipped,
+            tier_reads_failed_total=tier.reads_failed,
         )
 
     def _counts(self) -> dict[str, Any]:
@@ -275,6 +343,12 @@ class EngineCore:
         }
 
     def close(self) -> None:
+        """Wait for the step that runs and for what is on its way to the disk, then give the memory back."""
         if self.connector is not None:
             self.connector.worker.close()  # first: until then fetches may write to the arena
+        self._line.close()
+        if self.tier is not None:
+            if not self.has_work:
+                self.flush()
+            self.tier.close()
         self.worker.close()

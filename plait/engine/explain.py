@@ -51,6 +51,8 @@ def explain(args: EngineArgs) -> Explanation:
         Decision("slabs", f"{geometry.num_slabs:,}", "each holds pages or states, as need be"),
         Decision("max_num_batched_tokens", value, why),
     ]
+    if args.prefix_cache_dir is not None:
+        memory.append(Decision("prefix cache on disk", args.prefix_cache_dir, "looked at when plait starts"))
     return Explanation([("model", list(resolved.decisions)), ("memory", memory)])
 
 

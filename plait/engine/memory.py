@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import resource
 import sys
@@ -49,6 +50,17 @@ def memory_bytes() -> int:
         pass
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
+
+
+def total_bytes() -> int:
+    """Memory of the machine, or of this control group where that is less."""
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    for file in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
+        try:
+            return min(total, int(Path(file).read_text()))
+        except (OSError, ValueError):
+            continue  # absent, or "max": no limit
+    return total
 
 
 def available_bytes() -> int | None:

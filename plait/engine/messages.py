@@ -5,12 +5,13 @@ A client's socket is a DEALER, the engine's a ROUTER: answers go to whoever aske
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import astuple, fields
 from typing import Any
 
 import msgspec
 
-from plait.core.sampling_params import SamplingParams
+from plait.core.sampling_params import SamplingParams, ThinkingBudget
+from plait.core.tree import Branch
 from plait.engine.stats import EngineStats
 
 
@@ -42,6 +43,14 @@ class Cancel(Message):
 
 class AskStats(Message):
     number: int
+
+
+class AskTree(Message):
+    """Which prefixes are cached."""
+
+    number: int
+    most: int
+    """branches"""
 
 
 class ResetPrefixCache(Message):
@@ -105,14 +114,19 @@ class Stats(Message):
     stats: EngineStats
 
 
+class Tree(Message):
+    number: int
+    branches: list[Branch]
+
+
 class Crashed(Message):
     """A bug: the process ends and all requests with it."""
 
     reason: str
 
 
-FromClient = Add | Cancel | AskStats | ResetPrefixCache | Stop
-FromEngine = Stage | Ready | StartFailed | Outputs | RequestFailed | Stats | Crashed
+FromClient = Add | Cancel | AskStats | AskTree | ResetPrefixCache | Stop
+FromEngine = Stage | Ready | StartFailed | Outputs | RequestFailed | Stats | Tree | Crashed
 
 encode = msgspec.msgpack.Encoder().encode
 decode_from_client = msgspec.msgpack.Decoder(FromClient).decode
@@ -123,8 +137,16 @@ def params_to_wire(params: SamplingParams) -> dict[str, Any]:
     """The fields that differ from their defaults."""
     given = {f.name: getattr(params, f.name) for f in fields(params) if f.init}
     default = SamplingParams()
-    return {name: value for name, value in given.items() if value != getattr(default, name)}
+    wire = {name: value for name, value in given.items() if value != getattr(default, name)}
+    if params.thinking_budget is not None:
+        wire["thinking_budget"] = astuple(params.thinking_budget)
+    return wire
 
 
 def params_from_wire(given: dict[str, Any]) -> SamplingParams:
+    budget = given.get("thinking_budget")
+    if budget is not None:
+        tokens, closes, tag, ends, opens = budget
+        ends = tuple(map(tuple, ends))
+        given = given | {"thinking_budget": ThinkingBudget(tokens, tuple(closes), tag, ends, tuple(opens))}
     return SamplingParams(**given)

@@ -44,6 +44,8 @@ class CompletionDelta:
     """prompt tokens that came from the prefix cache"""
     prompt_logprobs: list[dict[int, Logprob] | None] | None = None
     """with the first delta of answer 0, if asked for: None for position 0, then one per prompt token"""
+    starts: tuple[int, ...] = ()
+    """for each token, the number of its first character in the answer's text (empty without text)"""
     kv_transfer_params: dict[str, Any] | None = None
     """with the last delta of a request that was computed for another engine: to be handed to that"""
 
@@ -57,6 +59,8 @@ class CompletionOutput:
     logprobs: list[dict[int, Logprob]] | None = None
     finish_reason: str | None = None
     stop_reason: int | str | None = None
+    starts: list[int] = field(default_factory=list)
+    """for each token, the number of its first character in ``text`` (empty without text)"""
 
     def finished(self) -> bool:
         return self.finish_reason is not None

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 IDLE_SECONDS = 1.0
 """Longest sleep without work."""
+SWITCH_SECONDS = 2e-5
+"""Longest that planning keeps Python's lock from a step that comes back from a kernel."""
 
 
 class StartOrder(msgspec.Struct):
@@ -75,6 +77,8 @@ class EngineProcess:
             self.send(client, m.StartFailed(_reason(fault)))
             return False
         resolved = self.core.resolved
+        if resolved.async_scheduling:
+            sys.setswitchinterval(SWITCH_SECONDS)
         self.send(
             client,
             m.Ready(
@@ -124,6 +128,8 @@ class EngineProcess:
                     self.owner_of.pop(request_id, None)
             case m.AskStats(number):
                 self.send(client, m.Stats(number, core.stats()))
+            case m.AskTree(number, most):
+                self.send(client, m.Tree(number, core.prefix_tree(most)))
             case m.ResetPrefixCache():
                 core.reset_prefix_cache()
             case m.Stop():

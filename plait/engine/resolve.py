@@ -58,6 +58,7 @@ class Resolved:
     dtype: torch.dtype
     layout: CacheLayout
     threads: int
+    async_scheduling: bool = False
     max_model_len: int = 0
     max_num_batched_tokens: int = 0
     arena_bytes: int = 0
@@ -120,6 +121,8 @@ def resolve(args: EngineArgs) -> Resolved:
         Decision("dtype", dtype_name(dtype), why),
         *_layout_decisions(layout, args),
     ]
+    ahead, why_ahead = _async_scheduling(args, device)
+    decisions.append(Decision("async scheduling", "on" if ahead else "off", why_ahead))
     if transfer is not None:
         decisions.append(
             Decision("hand-over", f"{transfer.kv_connector}, {transfer.kv_role}", transfer.describe())
@@ -134,6 +137,7 @@ def resolve(args: EngineArgs) -> Resolved:
         dtype=dtype,
         layout=layout,
         threads=threads,
+        async_scheduling=ahead,
         decisions=tuple(decisions),
         transfer=transfer,
     )
@@ -170,8 +174,6 @@ def load_worker(resolved: Resolved, progress: Any = None) -> Worker:
 def _refuse_unbuilt(args: EngineArgs) -> None:
     """Settings that have a name already and no machinery yet: refused, never ignored."""
     not_built = {
-        "async_scheduling": (bool(args.async_scheduling), "leave it out or set it to False"),
-        "preemption_mode": (args.preemption_mode != "recompute", 'set it to "recompute"'),
         "tensor_parallel_size": (args.tensor_parallel_size != 1, "set it to 1"),
     }
     for name, (asked, remedy) in not_built.items():
@@ -180,6 +182,7 @@ def _refuse_unbuilt(args: EngineArgs) -> None:
     choices = {
         "load_format": ("auto", "safetensors", "gguf", "dummy"),
         "scheduling_policy": ("fcfs", "priority"),
+        "preemption_mode": ("recompute", "swap"),
         "dtype": ("auto", *_ALIASES, *DTYPES),
         "device": ("auto", "cpu", "cuda"),
     }
@@ -187,11 +190,20 @@ def _refuse_unbuilt(args: EngineArgs) -> None:
         value = getattr(args, name)
         if value not in known and not (name == "device" and value.startswith("cuda:")):
             raise ConfigError(f"{name}={value!r}: choose one of {', '.join(known)}")
-    if args.memory_limit is not None:
-        try:
-            parse_bytes(args.memory_limit)
-        except ValueError as fault:
-            raise ConfigError(f"memory_limit: {fault}") from fault
+    for name in ("memory_limit", "prefix_cache_budget", "prefix_cache_dir_limit", "swap_limit"):
+        if getattr(args, name) is not None:
+            try:
+                parse_bytes(getattr(args, name))
+            except ValueError as fault:
+                raise ConfigError(f"{name}: {fault}") from fault
+    if not args.enable_prefix_caching:
+        for name in ("prefix_cache_budget", "prefix_cache_dir"):
+            if getattr(args, name) is not None:
+                raise ConfigError(f"{name} needs the prefix cache, and it is off; leave out one of the two")
+    if args.swap_limit is not None and args.preemption_mode != "swap":
+        raise ConfigError("swap_limit has a use with preemption_mode=swap alone; leave out one of the two")
+    if args.prefix_cache_dir_limit is not None and args.prefix_cache_dir is None:
+        raise ConfigError("prefix_cache_dir_limit needs a prefix_cache_dir; give a folder, or leave it out")
     if args.trust_remote_code:
         raise ConfigError("trust_remote_code: plait runs no code that comes with a model; leave it out")
     if args.max_num_seqs < 1:
@@ -264,6 +276,19 @@ def _dtype(
     if quantised:
         return config.dtype, "the file's packed weights are dequantised on load"
     return config.dtype, "the checkpoint's"
+
+
+def _async_scheduling(args: EngineArgs, device: str) -> tuple[bool, str]:
+    """Whether the next step is planned while one runs, and why.
+
+    On the CPU the planner takes its time from kernels: from their core, or by Python's lock, which a step
+    needs between two of them. Measured (docs/performance.md), this costs as much as it saves, or more.
+    """
+    if args.async_scheduling is not None:
+        return args.async_scheduling, "as asked"
+    if device == "cpu":
+        return False, "planning beside a step slows its kernels by as much as it saves, on a CPU"
+    return False, "not measured on this device; --async-scheduling plans the next step while one runs"
 
 
 def _cache_dtype(args: EngineArgs, name: str) -> torch.dtype | None:

@@ -19,6 +19,8 @@ STEP_SECONDS = 1.0
 """The default budget keeps a step under this."""
 SHARE = 0.5
 """Part of the memory at hand that the arena takes when no limit is set."""
+SWAP_SHARE = 0.125
+"""Part of that which the swap buffer takes when no limit is set for it."""
 MARGIN = 64 * 2**20
 """Bytes left for Python and libraries to grow by."""
 
@@ -33,6 +35,8 @@ class MemoryPlan:
     workspace: int
     """temporaries of the largest step"""
     arena: int
+    swap: int = 0
+    """for requests that are swapped out"""
 
     def arithmetic(self) -> str:
         whole = "" if self.limit is None else f"{in_words(self.limit)} limit: "
@@ -40,6 +44,7 @@ class MemoryPlan:
             f"+ {in_words(self.arena)} arena" if self.arena >= 0 else f"are {in_words(-self.arena)} too much"
         )
         held = f"{in_words(self.held)} program and weights + {in_words(self.workspace)} for a step"
+        held += f" + {in_words(self.swap)} for swap" if self.swap else ""
         return f"{whole}{held} {rest}"
 
 
@@ -60,11 +65,30 @@ def share_memory(resolved: Resolved, held: int) -> MemoryPlan:
     rows = min(args.max_num_seqs, tokens)
     workspace = activation_bytes(config, tokens=tokens, logit_rows=rows, dtype=resolved.dtype) + MARGIN
     if limit is not None:
-        return MemoryPlan(limit, held, workspace, limit - held - workspace)
-    if available is None:
-        return MemoryPlan(None, held, workspace, 4 * 2**30)
-    useful = _useful_arena(resolved)
-    return MemoryPlan(None, held, workspace, min(int((available - workspace) * SHARE), useful))
+        left = limit - held - workspace
+    elif available is None:
+        left = 4 * 2**30
+    else:
+        left = min(int((available - workspace) * SHARE), _useful_arena(resolved))
+    swap = _swap_bytes(resolved, left)
+    return MemoryPlan(limit, held, workspace, left - swap, swap)
+
+
+def _swap_bytes(resolved: Resolved, left: int) -> int:
+    """Bytes of the swap buffer, of those that are left for pages and states; a whole number of slabs."""
+    args = resolved.args
+    if args.preemption_mode != "swap":
+        return 0
+    slab = resolved.layout.geometry(0, resolved.backend.state_grid).slab_bytes
+    if args.swap_limit is None:
+        return max(int(left * SWAP_SHARE) // slab, 2) * slab
+    asked = parse_bytes(args.swap_limit)
+    if asked < 2 * slab:
+        raise ConfigError(
+            f"swap_limit={args.swap_limit}: the least that holds a request is {2 * slab} "
+            f"({in_words(2 * slab)}); set it to that or more"
+        )
+    return asked // slab * slab
 
 
 def _useful_arena(resolved: Resolved) -> int:
@@ -132,11 +156,22 @@ def memory_decisions(resolved: Resolved, plan: MemoryPlan, geometry: Geometry) -
         ),
         Decision("max_num_seqs", seqs, why),
     ]
+    if plan.swap:
+        why = "as asked" if args.swap_limit is not None else "an eighth of what the arena would have had"
+        decisions.append(Decision("swap", f"{in_words(plan.swap)} for preempted requests", why))
     decisions.append(_cache_decision(resolved, geometry))
     return decisions
 
 
 def _cache_decision(resolved: Resolved, geometry: Geometry) -> Decision:
+    decision = _snapshot_decision(resolved, geometry)
+    budget = resolved.args.prefix_cache_budget
+    if budget is None:
+        return decision
+    return replace(decision, value=f"on, at most {in_words(parse_bytes(budget))} beside what requests hold")
+
+
+def _snapshot_decision(resolved: Resolved, geometry: Geometry) -> Decision:
     if not resolved.args.enable_prefix_caching:
         return Decision("prefix cache", "off", "as asked")
     if not geometry.has_state:
@@ -159,7 +194,7 @@ def finish(resolved: Resolved, worker: Worker) -> Resolved:
     plan = share_memory(resolved, memory_bytes())
     geometry, longest = fit(resolved, plan)
     resolved = replace(resolved, max_model_len=longest)
-    worker.allocate(geometry.num_slabs * geometry.slab_bytes, shared=resolved.transfer is not None)
+    worker.allocate(geometry.num_slabs * geometry.slab_bytes, plan.swap, shared=resolved.transfer is not None)
     budget, why = _budget(resolved, worker)
     decisions = [
         *memory_decisions(resolved, plan, geometry),

@@ -30,6 +30,10 @@ class EngineStats:
 
     steps_total: int = 0
     step_seconds_total: float = 0.0
+    idle_seconds_total: float = 0.0
+    """from the end of a step to the beginning of the next, where there was something to do"""
+    cpu_seconds_total: float = 0.0
+    """processor time of the engine process, all threads"""
     prompt_tokens_total: int = 0
     """prompt tokens of requests that were admitted"""
     cached_tokens_total: int = 0
@@ -46,6 +50,13 @@ class EngineStats:
     pages_evicted_total: int = 0
     units_moved_total: int = 0
     exports_skipped_total: int = 0
+    swaps_total: dict[str, int] = field(default_factory=dict)
+    """preempted requests that were swapped out and in; that found no room; whose shared pages were lost"""
+    tier_written_total: dict[str, int] = field(default_factory=dict)
+    """pages and snapshots written to prefix_cache_dir"""
+    tier_read_total: dict[str, int] = field(default_factory=dict)
+    tier_writes_skipped_total: int = 0
+    tier_reads_failed_total: int = 0
 
     leases: int = 0
     """prompts that were computed here and are kept for other engines"""

@@ -150,6 +150,7 @@ class Backend(abc.ABC):
         priority: "auto" takes the usable backend with the highest.
         activation_dtype: the only dtype of activations there is; None: any that ``supports`` allows.
         keeps_weight_dtype: weights are packed in the checkpoint's dtype; else in the activations'.
+        quantisations: formats that ``quantised`` knows.
         block_formats: formats of quantised blocks (see ``Rows``) that are packed as they are.
     """
 
@@ -160,6 +161,7 @@ class Backend(abc.ABC):
     priority: int = 0
     activation_dtype: torch.dtype | None = None
     keeps_weight_dtype: bool = False
+    quantisations: tuple[str, ...] = ()
     block_formats: tuple[str, ...] = ()
 
     @abc.abstractmethod

@@ -19,22 +19,29 @@ from starlette.responses import Response
 from plait.core.sampling_params import SamplingParams
 from plait.engine.outputs import CompletionDelta, CompletionOutput, RequestOutput
 from plait.server import sse
+from plait.server.desk import Order
 from plait.server.errors import as_api_error
 from plait.server.metrics import Stopwatch
+from plait.server.prompts import Prompt
 from plait.server.protocol import Request
-from plait.server.service import Prompt, Service
+from plait.server.service import Service
 
 encode: Callable[[Any], bytes] = msgspec.json.Encoder().encode
 
 
-def usage(prompt_tokens: int, completion_tokens: int, cached_tokens: int) -> dict[str, Any]:
-    """Token counts as the OpenAI API reports them."""
-    return {
+def usage(
+    prompt_tokens: int, completion_tokens: int, cached_tokens: int, reasoning_tokens: int | None = None
+) -> dict[str, Any]:
+    """Token counts as the OpenAI API reports them; of reasoning only where it is told apart."""
+    counts: dict[str, Any] = {
         "prompt_tokens": prompt_tokens,
         "completion_tokens": completion_tokens,
         "total_tokens": prompt_tokens + completion_tokens,
         "prompt_tokens_details": {"cached_tokens": cached_tokens},
     }
+    if reasoning_tokens is not None:
+        counts["completion_tokens_details"] = {"reasoning_tokens": reasoning_tokens}
+    return counts
 
 
 class Answer(ABC):
@@ -83,26 +90,26 @@ class Answer(ABC):
         except sse.ClientGone:
             return sse.gone()
 
-    def _to_engine(self, prompt: int) -> dict[str, Any]:
-        return {
-            "prompt": {
-                "prompt_token_ids": self.prompts[prompt].token_ids,
-                "boundaries": self.prompts[prompt].boundaries,
-            },
-            "params": self.params,
-            "request_id": self.id if len(self.prompts) == 1 else f"{self.id}-{prompt}",
-            "priority": self.body.priority,
-            "cache_salt": self.body.cache_salt,
-            "kv_transfer_params": self.body.kv_transfer_params,
-        }
+    def _order(self, prompt: int) -> Order:
+        return Order(
+            self.prompts[prompt],
+            self.params,
+            self.id if len(self.prompts) == 1 else f"{self.id}-{prompt}",
+            self.body.priority,
+            self.body.cache_salt,
+            self.body.timeout,
+            self.body.kv_transfer_params,
+        )
+
+    def reasoning_tokens(self) -> int | None:
+        """Tokens of reasoning so far, None where it is not told apart."""
+        return None
 
     # -- whole answers -------------------------------------------------------------------------------
 
     async def _whole(self) -> Response:
-        engine = self.service.engine
-        requests = await sse.together(
-            [engine.generate(**self._to_engine(p)) for p in range(len(self.prompts))]
-        )
+        desk = self.service.desk
+        requests = await sse.together([desk.generate(self._order(p)) for p in range(len(self.prompts))])
         self.clock.first_token(requests[0].metrics.first_token)
         self.clock.end()
         return Response(encode(self.whole_body(requests)), media_type="application/json")
@@ -118,6 +125,7 @@ class Answer(ABC):
             sum(len(p.token_ids) for p in self.prompts),
             sum(self.counted(len(o.token_ids)) for r in requests for o in r.outputs),
             sum(r.num_cached_tokens for r in requests),
+            self.reasoning_tokens(),
         )
         body = self.head | {"choices": choices, "usage": totals}
         if requests[0].kv_transfer_params is not None:
@@ -131,8 +139,8 @@ class Answer(ABC):
     # -- streams -------------------------------------------------------------------------------------
 
     async def _stream(self, http: HTTPRequest) -> Response:
-        engine = self.service.engine
-        deltas = sse.merged([engine.stream(**self._to_engine(p)) for p in range(len(self.prompts))])
+        desk = self.service.desk
+        deltas = sse.merged([desk.stream(self._order(p)) for p in range(len(self.prompts))])
         # The first delta is awaited before headers go out, so that a refusal can still be a 400.
         first = await sse.unless_gone(http.receive, anext(deltas))
         return sse.EventStream(self._events(first, deltas), deltas)
@@ -175,7 +183,8 @@ class _Chunks:
         return sse.event(self._head + choices + tail)
 
     def _totals(self) -> bytes:
-        return encode(usage(self._prompt_tokens, self._completion_tokens, sum(self._cached.values())))
+        cached, reasoning = sum(self._cached.values()), self._answer.reasoning_tokens()
+        return encode(usage(self._prompt_tokens, self._completion_tokens, cached, reasoning))
 
     def opening(self) -> bytes:
         answer = self._answer
@@ -186,7 +195,7 @@ class _Chunks:
     def of(self, prompt: int, delta: CompletionDelta) -> bytes | None:
         """The event for a delta, None if it has nothing to show."""
         answer = self._answer
-        self._cached[prompt] = delta.num_cached_tokens
+        self._cached[prompt] = max(delta.num_cached_tokens, self._cached.get(prompt, 0))
         count = len(delta.token_ids)
         if count:
             self._completion_tokens += count

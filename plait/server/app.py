@@ -14,11 +14,18 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from plait import __version__
 from plait.engine.outputs import EngineDeadError
 from plait.server import errors
+from plait.server.anthropic_messages import CountRequest, MessagesRequest
 from plait.server.chat import chat_completions
 from plait.server.completions import completions
+from plait.server.debug import add_debug
+from plait.server.limits import LimitBody
+from plait.server.messages import count_tokens, create_message
 from plait.server.protocol import ChatRequest, CompletionRequest
+from plait.server.responses import create_response
+from plait.server.responses_request import ResponsesRequest
 from plait.server.service import Service
 from plait.server.settings import ServerSettings
+from plait.server.tokens import DetokenizeRequest, TokenizeRequest, detokenize, tokenize
 
 if TYPE_CHECKING:
     from plait.engine.async_engine import AsyncEngine
@@ -32,7 +39,12 @@ def create_app(engine: AsyncEngine, settings: ServerSettings | None = None) -> F
     app.state.service = service
     errors.install(app)
     _add_openai(app, service)
+    _add_anthropic(app, service)
+    _add_tokens(app, service)
     _add_operations(app, service)
+    app.add_middleware(LimitBody, most=settings.max_body_bytes)
+    if settings.debug:
+        add_debug(app, service)
     if settings.api_key:
         app.add_middleware(RequireKey, key=settings.api_key)
     return app
@@ -49,6 +61,10 @@ def _add_openai(app: FastAPI, service: Service) -> None:
     async def post_completions(body: CompletionRequest, request: Request) -> Response:
         return await completions(service, body, request)
 
+    @app.post("/v1/responses", response_model=None)
+    async def post_responses(body: ResponsesRequest, request: Request) -> Response:
+        return await create_response(service, body, request)
+
     @app.get("/v1/models")
     async def get_models() -> dict[str, Any]:
         return {"object": "list", "data": [_model(service, created)]}
@@ -59,13 +75,44 @@ def _add_openai(app: FastAPI, service: Service) -> None:
         return _model(service, created)
 
 
+def _add_anthropic(app: FastAPI, service: Service) -> None:
+    @app.post("/v1/messages", response_model=None)
+    async def post_messages(body: MessagesRequest, request: Request) -> Response:
+        return await create_message(service, body, request)
+
+    @app.post("/v1/messages/count_tokens")
+    async def post_count_tokens(body: CountRequest) -> dict[str, int]:
+        return await count_tokens(service, body)
+
+
+def _add_tokens(app: FastAPI, service: Service) -> None:
+    @app.post("/tokenize")
+    async def post_tokenize(body: TokenizeRequest) -> dict[str, Any]:
+        return await tokenize(service, body)
+
+    @app.post("/detokenize")
+    async def post_detokenize(body: DetokenizeRequest) -> dict[str, Any]:
+        return detokenize(service, body)
+
+
 def _model(service: Service, created: int) -> dict[str, Any]:
+    info, form = service.engine.info, service.format
     return {
         "id": service.model,
         "object": "model",
         "created": created,
         "owned_by": "plait",
-        "max_model_len": service.engine.info.max_model_len,
+        "root": str(info.path),
+        "max_model_len": info.max_model_len,
+        "family": info.family,
+        "capabilities": {
+            "completions": True,
+            "chat": form is not None,
+            "reasoning": form.reasoning if form else None,
+            "tools": form.tools if form else None,
+            "vision": False,
+            "embeddings": False,
+        },
     }
 
 
@@ -91,7 +138,7 @@ def _add_operations(app: FastAPI, service: Service) -> None:
 
 
 class RequireKey:
-    """Refuses requests under /v1 that do not carry the key. The rest is for probes and scrapers."""
+    """Refuses requests under /v1 and /debug that lack the key. The rest is for probes and scrapers."""
 
     def __init__(self, app: ASGIApp, key: str):
         self._app = app
@@ -99,7 +146,8 @@ class RequireKey:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["method"] != "OPTIONS" and self._guarded(scope):
-            given = dict(scope["headers"]).get(b"authorization", b"")
+            headers = dict(scope["headers"])
+            given = headers.get(b"authorization") or b"Bearer " + headers.get(b"x-api-key", b"")
             if not secrets.compare_digest(given, self._expected):
                 message = "the API key is missing or wrong: send it as Authorization: Bearer <key>"
                 error = errors.APIError(401, message, code="invalid_api_key")
@@ -110,4 +158,4 @@ class RequireKey:
     @staticmethod
     def _guarded(scope: Scope) -> bool:
         path: str = scope["path"].removeprefix(scope.get("root_path", ""))
-        return path.startswith("/v1")
+        return path.startswith(("/v1", "/tokenize", "/detokenize", "/debug"))

@@ -12,8 +12,9 @@ from plait.engine.outputs import CompletionDelta, CompletionOutput, RequestOutpu
 from plait.server.answers import Answer
 from plait.server.errors import APIError
 from plait.server.logprobs import Candidates
+from plait.server.prompts import Prompt
 from plait.server.protocol import CompletionRequest
-from plait.server.service import Prompt, Service
+from plait.server.service import Service
 
 
 async def completions(service: Service, body: CompletionRequest, http: HTTPRequest) -> Response:

@@ -21,6 +21,8 @@ _TYPES = {
     400: "invalid_request_error",
     401: "authentication_error",
     404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
     405: "invalid_request_error",
     503: "service_unavailable_error",
 }
@@ -29,12 +31,21 @@ _TYPES = {
 class APIError(Exception):
     """An answer that is an error: HTTP status, message, and the field it is about."""
 
-    def __init__(self, status: int, message: str, param: str | None = None, code: str | None = None):
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        param: str | None = None,
+        code: str | None = None,
+        retry_after: int | None = None,
+    ):
         super().__init__(message)
         self.status = status
         self.message = message
         self.param = param
         self.code = code
+        self.retry_after = retry_after
+        """seconds after which the client may try again"""
 
     def body(self) -> bytes:
         kind = _TYPES.get(self.status, "internal_server_error" if self.status >= 500 else _TYPES[400])
@@ -44,9 +55,13 @@ class APIError(Exception):
             "param": None if self.param is None else _printable(self.param),
             "code": self.code or self.status,
         }
-        return msgspec.json.encode({"error": error})
+        # "type" is what the Messages API has beside the error.
+        return msgspec.json.encode({"type": "error", "error": error})
 
     def response(self, headers: Mapping[str, str] | None = None) -> Response:
+        headers = dict(headers or {})
+        if self.retry_after is not None:
+            headers["retry-after"] = str(self.retry_after)
         return Response(self.body(), self.status, headers, media_type="application/json")
 
 

@@ -37,17 +37,13 @@ _NOT_SERVED: Neutral = {
     "response_format": ({"type": "text"},),
 }
 _NOT_SERVED_CHAT: Neutral = _NOT_SERVED | {
-    "tools": ([],),
-    "tool_choice": ("none", "auto"),
     "functions": ([],),
     "function_call": ("none", "auto"),
     "modalities": (["text"], []),
     "audio": (),
     "prediction": (),
     "web_search_options": (),
-    "reasoning_effort": (),
     "verbosity": (),
-    "include_reasoning": (True,),
     "echo": (False,),
     "chat_template": (),
     "documents": ([],),
@@ -83,6 +79,24 @@ def _refuse_what_is_no_text(data: dict[str, Any]) -> None:
         except (UnicodeError, RecursionError):
             shown = name.encode("utf-8", "replace").decode()
             raise _not_served(shown, f"{shown} holds an unpaired surrogate, which is no text") from None
+
+
+def only_served(data: Any, fields: list[str], not_served: Neutral) -> Any:
+    """The fields of a body that are given; the others are refused by name (null means "not given")."""
+    if not isinstance(data, dict):
+        return data
+    _refuse_what_is_no_text(data)
+    kept = {}
+    for name, value in data.items():
+        if value is None:
+            continue
+        if name in fields:
+            kept[name] = value
+        elif name not in not_served:
+            raise _not_served(name, unknown_field(name, fields))
+        elif not any(value == v and type(value) is type(v) for v in not_served[name]):
+            raise _not_served(name, _why(name, value, not_served[name]))
+    return kept
 
 
 class StreamOptions(BaseModel):
@@ -125,6 +139,8 @@ class Request(BaseModel):
 
     priority: int = Field(0, ge=-(2**63), lt=2**63)
     cache_salt: str | None = None
+    timeout: float | None = Field(None, gt=0, le=10**6)
+    """seconds after which the answer ends with what there is"""
     return_token_ids: bool = False
     kv_transfer_params: dict[str, Any] | None = None
 
@@ -132,25 +148,13 @@ class Request(BaseModel):
     user: str | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
+    prompt_cache_retention: str | None = None
     metadata: dict[str, Any] | None = None
 
     @model_validator(mode="before")
     @classmethod
     def _refuse_what_is_not_served(cls, data: Any) -> Any:
-        if not isinstance(data, dict):
-            return data
-        _refuse_what_is_no_text(data)
-        kept = {}
-        for name, value in data.items():
-            if value is None:
-                continue
-            if name in cls.model_fields:
-                kept[name] = value
-            elif name not in cls.not_served:
-                raise _not_served(name, unknown_field(name, list(cls.model_fields)))
-            elif not any(value == v and type(value) is type(v) for v in cls.not_served[name]):
-                raise _not_served(name, _why(name, value, cls.not_served[name]))
-        return kept
+        return only_served(data, list(cls.model_fields), cls.not_served)
 
     def max_new_tokens(self) -> int | None:
         raise NotImplementedError
@@ -185,11 +189,16 @@ class Request(BaseModel):
             raise APIError(400, message, "prompt_logprobs")
         if self.stream_options is not None and not self.stream:
             raise APIError(400, "stream_options is for streams: set stream to true", "stream_options")
-        try:
-            return SamplingParams(**(values | more))
-        except ValueError as error:
-            message = str(error)
-            raise APIError(400, message, param=message.partition("=")[0]) from None
+        return checked_params(**(values | more))
+
+
+def checked_params(**values: Any) -> SamplingParams:
+    """Sampling parameters, or an APIError that names the one that is out of range."""
+    try:
+        return SamplingParams(**values)
+    except ValueError as error:
+        message = str(error)
+        raise APIError(400, message, param=message.partition("=")[0]) from None
 
 
 class ChatRequest(Request):
@@ -205,7 +214,12 @@ class ChatRequest(Request):
     chat_template_kwargs: dict[str, Any] = {}
     add_generation_prompt: bool = True
     continue_final_message: bool = False
+    tools: list[dict[str, Any]] = []
+    tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool = True
+    include_reasoning: bool = True
+    thinking_token_budget: int | None = Field(None, ge=0, lt=2**31)
+    reasoning_effort: str | None = None
 
     @model_validator(mode="after")
     def _check(self) -> ChatRequest:

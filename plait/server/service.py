@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from plait.core.sampling_params import SamplingParams
+from plait.server.desk import Desk
 from plait.server.errors import APIError
 from plait.server.logprobs import LogprobFormatter
 from plait.server.metrics import ServerMetrics
-from plait.server.protocol import ChatRequest, Request
+from plait.server.prompts import Prompt, Turn
+from plait.server.protocol import Request
 from plait.server.settings import ServerSettings
-from plait.text.boundaries import Boundaries
+from plait.server.tools import Toolbox
 from plait.text.chat import ChatError
 from plait.text.conversation import encode_conversation
+from plait.text.parsing import OutputFormat, OutputParser
 
 if TYPE_CHECKING:
     from plait.engine.async_engine import AsyncEngine
@@ -24,15 +28,6 @@ T = TypeVar("T")
 
 _LONG_TEXT = 20_000
 """characters from which a text is tokenized beside the event loop: below, a thread costs more"""
-
-
-@dataclass(frozen=True, slots=True)
-class Prompt:
-    """A prompt as token ids, with the text it came from where there was one."""
-
-    token_ids: list[int]
-    text: str | None = None
-    boundaries: Boundaries = field(default_factory=Boundaries)
 
 
 class Service:
@@ -45,6 +40,28 @@ class Service:
         self.metrics = ServerMetrics(self.model)
         self.logprobs = LogprobFormatter(engine.tokenizer)
         self.defaults: dict[str, Any] = engine.info.generation_defaults.sampling()
+        self.format = self._output_format()
+        self._longest_token = self._most_characters()
+        self.desk = Desk(engine, settings.max_waiting, settings.stream_interval)
+
+    def _most_characters(self) -> int:
+        """Characters of the longest token: a text of more than so many for each token does not fit."""
+        if self.engine.tokenizer is None:
+            return 1
+        texts = map(self.engine.tokenizer.token_bytes, range(self.engine.info.vocab_size))
+        return max(16, max(map(len, texts), default=1))
+
+    def _output_format(self) -> OutputFormat | None:
+        """What the model's answers look like; None where there is no text, or no conversation.
+
+        Raises:
+            ValueError: a parser that does not exist.
+        """
+        tokenizer, template = self.engine.tokenizer, self.engine.chat_template
+        if tokenizer is None or template is None:
+            return None
+        settings = self.settings
+        return OutputFormat(tokenizer, template.source, settings.reasoning_parser, settings.tool_call_parser)
 
     def check(self, body: Request) -> None:
         """Refuse what this server, started as it is, does not serve.
@@ -59,14 +76,39 @@ class Service:
                 token = token[:12]
                 message = f"logit_bias names token id {token}: the vocabulary has {limit} tokens"
                 raise APIError(400, message, "logit_bias")
-        if body.priority and not self.settings.priorities:
-            message = f"priority={body.priority}: the server runs requests in order of arrival"
+        self.check_priority(body.priority)
+
+    def check_priority(self, priority: int) -> None:
+        if priority and not self.settings.priorities:
+            message = f"priority={priority}: the server runs requests in order of arrival"
             raise APIError(400, f"{message}; start it with --scheduling-policy priority", "priority")
 
     def check_model(self, asked: str | None) -> None:
         if asked is not None and asked != self.model:
             message = f"model {asked!r} is not served here; this server has {self.model!r}"
             raise APIError(404, message, "model", "model_not_found")
+
+    def thinking_kwargs(self, effort: str | None) -> dict[str, Any]:
+        """``reasoning_effort`` as names for the chat template.
+
+        Raises:
+            APIError: the template has nothing that could follow it.
+        """
+        template = self.engine.chat_template
+        if effort is None or template is None:
+            return {}
+        if "reasoning_effort" in template.source:
+            return {"reasoning_effort": effort}
+        if "enable_thinking" in template.source:
+            if effort == "none":
+                return {"enable_thinking": False}
+            message = (
+                f"reasoning_effort={effort!r}: this model thinks or does not (reasoning_effort 'none'); "
+                "thinking_token_budget bounds how much"
+            )
+            raise APIError(400, message, "reasoning_effort")
+        message = f"reasoning_effort={effort!r}: the model's chat template has no such setting; leave it out"
+        raise APIError(400, message, "reasoning_effort")
 
     def tokenizer(self) -> Tokenizer:
         """The tokenizer, for requests that need text.
@@ -79,45 +121,122 @@ class Service:
             raise APIError(400, message, "prompt")
         return self.engine.tokenizer
 
+    def with_budget(
+        self,
+        params: SamplingParams,
+        prompt: Prompt,
+        tokens: int | None,
+        param: str = "thinking_token_budget",
+    ) -> SamplingParams:
+        """The parameters with a bound on reasoning.
+
+        Raises:
+            APIError: the model's reasoning is not told apart.
+        """
+        if tokens is None:
+            return params
+        assert self.format is not None
+        try:
+            budget = self.format.thinking_budget(prompt.text or "", tokens)
+        except ValueError as error:
+            raise APIError(400, str(error), param) from None
+        return replace(params, thinking_budget=budget)
+
+    def check_length(self, count: int, unit: str = "tokens") -> None:
+        """Refuse a prompt that is too long, by its tokens, or by its characters before it is tokenized."""
+        given = self.settings.max_prompt_tokens
+        if given is None and unit == "tokens":
+            return  # the engine checks the prompt beside max_tokens
+        limit = given or self.engine.info.max_model_len
+        most = limit if unit == "tokens" else limit * self._longest_token
+        if count > most:
+            message = f"the prompt has {count} {unit}: this server takes {limit} tokens"
+            raise APIError(400, f"{message}, at most {most} {unit}", None, "context_length_exceeded")
+
     async def encode(self, prompt: str | list[int], add_special_tokens: bool) -> Prompt:
-        """Token ids of a prompt of the completions endpoint."""
+        """Token ids of a prompt of the completions endpoint.
+
+        Raises:
+            APIError: it is too long.
+        """
         if isinstance(prompt, list):
+            self.check_length(len(prompt))
             return Prompt(prompt)
+        self.check_length(len(prompt), "characters")
         tokenizer = self.tokenizer()
         ids = await _beside(
             lambda: tokenizer.encode(prompt, add_special_tokens=add_special_tokens), len(prompt)
         )
+        self.check_length(len(ids))
         return Prompt(ids, prompt)
 
-    async def render(self, body: ChatRequest) -> Prompt:
-        """Token ids of a conversation.
+    async def render(self, turn: Turn) -> Prompt:
+        """Token ids of a conversation, and how its answers are to be read.
 
         Raises:
-            APIError: the messages, or the template's complaint about them.
+            APIError: the messages, the template's complaint about them, or tools that cannot be had.
         """
         template = self.engine.chat_template
         tokenizer = self.tokenizer()
-        if template is None:
+        if template is None or self.format is None:
             message = "the model has no chat template: start with --chat-template, or use /v1/completions"
-            raise APIError(400, message, "messages")
+            raise APIError(400, message, turn.param)
+        self._check_tools(turn.tools)
+        length = sum(len(str(message.get("content"))) for message in turn.messages)
+        self.check_length(length, "characters")
+        output, forced = self.format, ""
+        if turn.tools.must_call:
+            if not turn.add_generation_prompt:
+                raise APIError(
+                    400, "tool_choice asks for a call, and there is no answer to begin", "tool_choice"
+                )
+            forced = output.forced(turn.tools.only)
         try:
-            length = sum(len(str(message.get("content"))) for message in body.messages)
             conversation = await _beside(
                 lambda: encode_conversation(
                     template,
                     tokenizer,
-                    body.messages,
-                    add_generation_prompt=body.add_generation_prompt,
-                    continue_final_message=body.continue_final_message,
-                    **self.settings.default_chat_template_kwargs | body.chat_template_kwargs,
+                    turn.messages,
+                    tools=turn.tools.declared or None,
+                    add_generation_prompt=turn.add_generation_prompt,
+                    continue_final_message=turn.continue_final_message,
+                    ending=(lambda text: output.closing(text) + forced) if forced else None,
+                    **self.settings.default_chat_template_kwargs | turn.template_kwargs,
                 ),
                 length,
             )
         except ChatError as error:
-            raise APIError(400, str(error), "messages") from None
+            raise APIError(400, str(error), turn.param) from None
         except UnicodeError:
-            raise APIError(400, "messages hold an unpaired surrogate, which is no text", "messages") from None
-        return Prompt(conversation.tokens, conversation.text, conversation.boundaries)
+            message = f"{turn.param} hold an unpaired surrogate, which is no text"
+            raise APIError(400, message, turn.param) from None
+        self.check_length(len(conversation.tokens))
+        text = conversation.text.removesuffix(forced)
+
+        def parser() -> OutputParser:
+            return output.parser(text, turn.tools.schemas, forced=forced, parallel=turn.tools.parallel)
+
+        return Prompt(
+            conversation.tokens,
+            conversation.text,
+            conversation.boundaries,
+            parser if output.reasoning or turn.tools.schemas else None,
+            output.shown_ids,
+        )
+
+    def _check_tools(self, tools: Toolbox) -> None:
+        if not tools.declared:
+            return
+        assert self.format is not None
+        if self.format.tools is None:
+            message = (
+                "tools cannot be served: the chat template does not show in which format the model calls "
+                "them; start the server with --tool-call-parser"
+            )
+            raise APIError(400, message, "tools")
+        if not (tools.must_call or self.settings.enable_auto_tool_choice):
+            message = "tool_choice 'auto' is turned off on this server (--no-enable-auto-tool-choice)"
+            raise APIError(400, message, "tool_choice")
 
 
 async def _beside(work: Callable[[], T], length: int) -> T:

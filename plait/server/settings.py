@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from plait.text.parsing.formats import REASONING_PARSERS, TOOL_PARSERS
+
 LOG_LEVELS = ("critical", "error", "warning", "info", "debug", "trace")
 
 TEMPLATE_ARGUMENTS = frozenset({"messages", "tools", "add_generation_prompt", "continue_final_message"})
@@ -27,10 +29,36 @@ class ServerSettings:
     default_chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
     """handed to the chat template unless the request says otherwise"""
 
+    reasoning_parser: str | None = None
+    """format of the model's reasoning; None: as its chat template shows"""
+    tool_call_parser: str | None = None
+    """format of the model's tool calls; None: as its chat template shows"""
+    enable_auto_tool_choice: bool = True
+    """let the model choose whether to call a tool"""
+
+    max_waiting: int | None = None
+    """most requests that wait for their first token; one more gets a 429. None: no bound"""
+    stream_interval: int = 1
+    """tokens between two events of a stream, after the first"""
+    max_body_bytes: int = 32 * 2**20
+    """largest body of a request"""
+    max_prompt_tokens: int | None = None
+    """longest prompt; None: what the model's length allows"""
+
+    debug: bool = False
+    """serve ``/debug``, which shows what clients have sent"""
     priorities: bool = False
     """the engine runs requests by priority; otherwise one that brings a priority is refused"""
 
     def __post_init__(self) -> None:
+        for name in ("max_waiting", "stream_interval", "max_body_bytes", "max_prompt_tokens"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name}={value}: it must be from 1 up")
+        for name, known in (("reasoning_parser", REASONING_PARSERS), ("tool_call_parser", TOOL_PARSERS)):
+            value = getattr(self, name)
+            if value is not None and value not in (*known, "none"):
+                raise ValueError(f"{name}={value!r}: it must be one of {', '.join((*known, 'none'))}")
         taken = sorted(TEMPLATE_ARGUMENTS & self.default_chat_template_kwargs.keys())
         if taken:
             raise ValueError(

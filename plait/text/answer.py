@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import codecs
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -31,6 +31,8 @@ class Piece:
     text: str = ""
     tokens: list[tuple[int, Any]] = field(default_factory=list)
     """(token id, payload) of the tokens handed out with this text, in order"""
+    starts: list[int] = field(default_factory=list)
+    """for each of them, the number of its first character in the answer (empty without detokenisation)"""
     stopped: str | None = None
     """the stop string that ended the answer; nothing may be pushed after it"""
 
@@ -51,10 +53,15 @@ class AnswerText:
         prompt_ids: the prompt; only whether it has text matters.
         params: ``stop_strings``, ``min_tokens``, ``include_stop_str_in_output``, ``skip_special_tokens`` and
             ``detokenize`` are read. No stop string may begin within the first ``min_tokens`` tokens.
+        shown_ids: special tokens that are part of the text all the same, as tags that a parser looks for.
     """
 
     def __init__(
-        self, tokenizer: Tokenizer | None, prompt_ids: Sequence[int], params: SamplingParams
+        self,
+        tokenizer: Tokenizer | None,
+        prompt_ids: Sequence[int],
+        params: SamplingParams,
+        shown_ids: Collection[int] = (),
     ) -> None:
         self._detokenize = params.detokenize
         self._min_tokens = params.min_tokens
@@ -67,7 +74,8 @@ class AnswerText:
         if tokenizer is None:
             raise ValueError("there is no tokenizer to make text with; set detokenize=False")
         self._rules = tokenizer.detokenizer
-        self._hidden = tokenizer.special_ids if params.skip_special_tokens else frozenset()
+        hidden = tokenizer.special_ids if params.skip_special_tokens else frozenset[int]()
+        self._hidden = hidden.difference(shown_ids)
         self._decoder = codecs.getincrementaldecoder("utf-8")(self._rules.errors)
         self._at_front = bool(self._rules.strip) and not self._has_text(prompt_ids, tokenizer.special_ids)
         self._decoded = 0
@@ -114,7 +122,9 @@ class AnswerText:
         if piece.stopped is None:
             self._ended = True
             rest = self._release(self._decoded)
-            piece = Piece(piece.text + rest.text, piece.tokens + rest.tokens + self._silent)
+            tokens = piece.tokens + rest.tokens + self._silent
+            starts = piece.starts + rest.starts + [self._decoded] * len(self._silent)
+            piece = Piece(piece.text + rest.text, tokens, starts)
         return piece
 
     def _pending(self) -> bytes:
@@ -156,10 +166,12 @@ class AnswerText:
             return Piece()
         text, self._held = self._held[:size], self._held[size:]
         self._released = bound
-        tokens: list[tuple[int, Any]] = []
+        piece = Piece(text)
         while self._waiting and self._waiting[0][0] < bound:
-            tokens += self._waiting.popleft()[1]
-        return Piece(text, tokens)
+            start, tokens = self._waiting.popleft()
+            piece.tokens += tokens
+            piece.starts += [start] * len(tokens)
+        return piece
 
     def _stop(self, string: str, cut: int) -> Piece:
         """End the answer at character ``cut``."""
@@ -167,4 +179,4 @@ class AnswerText:
         piece = self._release(cut)
         # Hidden tokens before the first token that is cut are part of the answer.
         tail = self._waiting[0][1][:-1] if self._waiting else self._silent
-        return Piece(piece.text, piece.tokens + tail, string)
+        return Piece(piece.text, piece.tokens + tail, piece.starts + [cut] * len(tail), string)

@@ -90,6 +90,8 @@ class ChatTemplate:
         self, source: str | Mapping[str, str], special_tokens: Mapping[str, str] | None = None
     ) -> None:
         sources = {"default": source} if isinstance(source, str) else dict(source)
+        self.source = "\n".join(sources.values())
+        """all of its text, to see what it speaks of"""
         self._special_tokens = dict(special_tokens or {})
         self._templates = {name: _compile(name, text) for name, text in sources.items()}
         if not self._templates:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,25 +35,44 @@ def encode_conversation(
     tools: Sequence[Mapping[str, Any]] | None = None,
     add_generation_prompt: bool = True,
     continue_final_message: bool = False,
+    ending: Callable[[str], str] | None = None,
     **template_kwargs: Any,
 ) -> Conversation:
     """Render and tokenise ``messages``; see ``ChatTemplate.render`` for the arguments.
+
+    ``ending`` is given the rendering, and returns what the prompt has behind it.
 
     Raises:
         ChatError: messages that cannot be read, or that the template refuses.
     """
     text = template.render(messages, tools, add_generation_prompt, continue_final_message, **template_kwargs)
+    if ending is not None:
+        text += ending(text)
     tokens = tokenizer.encode_chat(text)
-    count = len(messages)
-    starts = message_starts(tokens, tokenizer.special_ids, count, add_generation_prompt)
-    boundaries = boundaries_of(
-        starts,
-        count,
-        add_generation_prompt,
-        has_system=bool(tools) or messages[0].get("role") in ("system", "developer"),
-        marked_messages=[i for i, message in enumerate(messages) if _is_marked(message)],
-    )
+    boundaries = Boundaries()
+    for groups in _groupings(messages):
+        count = groups[-1] + 1
+        starts = message_starts(tokens, tokenizer.special_ids, count, add_generation_prompt)
+        if starts:
+            boundaries = boundaries_of(
+                starts,
+                count,
+                add_generation_prompt,
+                has_system=bool(tools) or messages[0].get("role") in ("system", "developer"),
+                marked_messages=[groups[i] for i, message in enumerate(messages) if _is_marked(message)],
+            )
+            break
     return Conversation(text, tokens, boundaries)
+
+
+def _groupings(messages: Sequence[Message]) -> Iterator[list[int]]:
+    """For each message, which of the rendered ones it becomes: one of its own, or, as some templates do it,
+    the results of a round of tool calls together in one."""
+    roles = [message.get("role") for message in messages]
+    yield list(range(len(messages)))
+    together = [not (i and role == "tool" and roles[i - 1] == "tool") for i, role in enumerate(roles)]
+    if not all(together):
+        yield [number - 1 for number in itertools.accumulate(together)]
 
 
 def _is_marked(message: Message) -> bool:

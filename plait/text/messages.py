@@ -117,7 +117,7 @@ def _arguments(arguments: Any, where: str) -> dict[str, Any]:
     if isinstance(arguments, str):
         try:
             arguments = json.loads(arguments) if arguments.strip() else {}
-        except ValueError as fault:
+        except (ValueError, RecursionError) as fault:
             raise ChatError(f"{where} is no valid JSON: {fault}") from fault
     if arguments is None:
         return {}

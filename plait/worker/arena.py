@@ -54,11 +54,11 @@ class Arena:
 
     def page(self, index: int) -> torch.Tensor:
         """uint8 [page_bytes]: a view of one page."""
-        return self._unit(Kind.PAGE, index)
+        return self.unit(Kind.PAGE, index)
 
     def state(self, index: int) -> torch.Tensor:
         """uint8 [state_bytes]: a view of one state unit."""
-        return self._unit(Kind.STATE, index)
+        return self.unit(Kind.STATE, index)
 
     def copy(self, kind: Kind, source: int, target: int) -> None:
         """Copy one whole unit over another of the same kind.
@@ -66,7 +66,7 @@ class Arena:
         Raises:
             IndexError: there is no such unit.
         """
-        self._unit(kind, target).copy_(self._unit(kind, source))
+        self.unit(kind, target).copy_(self.unit(kind, source))
 
     def close(self) -> None:
         """Give the memory back. Views that others still hold must not be read any more."""
@@ -81,7 +81,12 @@ class Arena:
             os.close(self.descriptor)
             self.descriptor = None
 
-    def _unit(self, kind: Kind, index: int) -> torch.Tensor:
+    def unit(self, kind: Kind, index: int) -> torch.Tensor:
+        """uint8 [bytes of a page or a state]: a view.
+
+        Raises:
+            IndexError: there is no such unit.
+        """
         g = self.geometry
         if kind == Kind.PAGE:
             count, stride, size = g.num_pages, g.page_bytes, g.page_bytes

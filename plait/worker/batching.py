@@ -33,15 +33,17 @@ def check_chunks(chunks: Sequence[Chunk], requests: Mapping[str, RequestState], 
         if chunk.request_id in seen:
             raise PlanError(f"{name} comes twice in one step")
         seen.add(chunk.request_id)
-        if not chunk.tokens or chunk.start < 0:
-            raise PlanError(f"{name} has {len(chunk.tokens)} tokens from {chunk.start}; both must be sound")
-        if list(chunk.tokens) != state.tokens[chunk.start : chunk.end]:
+        if chunk.count < 1 or chunk.awaited < 0 or chunk.start < 0:
+            raise PlanError(f"{name} has {chunk.count} tokens from {chunk.start}; both must be sound")
+        if list(chunk.tokens) != state.tokens[chunk.start : chunk.end - chunk.awaited]:
             raise PlanError(
-                f"{name} brings tokens for positions {chunk.start} to {chunk.end - 1} that differ from the "
-                f"{len(state.tokens)} tokens the worker holds"
+                f"{name} brings tokens for positions {chunk.start} to {chunk.end - chunk.awaited - 1} that "
+                f"differ from the {len(state.tokens)} tokens the worker holds"
             )
-        if chunk.sample and chunk.end != len(state.tokens):
-            raise PlanError(f"{name} samples at position {chunk.end}, but {len(state.tokens)} is next")
+        if chunk.end > state.length:
+            raise PlanError(f"{name} awaits a token at {chunk.end - 1}; {state.length} are to be had by then")
+        if chunk.sample and chunk.end != state.length:
+            raise PlanError(f"{name} samples at position {chunk.end}, but {state.length} is next")
         if len(chunk.pages) < g.pages_for(chunk.end):
             raise PlanError(
                 f"{name} has {len(chunk.pages)} pages; {chunk.end} positions need {g.pages_for(chunk.end)}"
@@ -70,7 +72,7 @@ def build_batch(
     vocab_size: int,
     device: torch.device,
 ) -> Batch:
-    """The flat batch of one step.
+    """The flat batch of one step, with 0 for tokens that are awaited.
 
     Integers are put together in two buffers, so that a device gets them in two transfers.
 
@@ -84,7 +86,7 @@ def build_batch(
     Raises:
         PlanError: a page or a token id does not exist.
     """
-    lengths = [len(chunk.tokens) for chunk in chunks]
+    lengths = [chunk.count for chunk in chunks]
     starts = [0, *itertools.accumulate(lengths)]
     context = [chunk.start for chunk in chunks]
     slots = [chunk.slot or 0 for chunk in chunks]
@@ -124,9 +126,9 @@ def build_batch(
 
 def _token_ids(chunks: Sequence[Chunk], vocab_size: int) -> np.ndarray:
     """int64 [T]"""
-    ids = np.array([*itertools.chain.from_iterable(chunk.tokens for chunk in chunks)], dtype=np.int64)
+    ids = np.array([t for c in chunks for t in (*c.tokens, *(0,) * c.awaited)], dtype=np.int64)
     if ids.min() < 0 or ids.max() >= vocab_size:
-        wrong = next(c.request_id for c in chunks if not 0 <= min(c.tokens) <= max(c.tokens) < vocab_size)
+        wrong = next(c.request_id for c in chunks if any(not 0 <= token < vocab_size for token in c.tokens))
         raise PlanError(f"request {wrong!r} has token ids outside 0 .. {vocab_size - 1}, the vocabulary")
     return ids
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from plait.core.plan import Admission
+from plait.worker.thinking import ThinkingState
 
 
 class TokenCounts:
@@ -46,6 +47,9 @@ class TokenCounts:
 class RequestState:
     """Sampling parameters, tokens and token counts of one admitted request.
 
+    Steps are prepared ahead of those that run: ``length`` belongs to whoever prepares; ``tokens``, ``counts``
+    and ``failed`` to whoever runs, so that what a row is sampled with is as late as its logits.
+
     Ids outside the vocabulary (in ``logit_bias``, stop ids, end ids) cannot be sampled and have no effect.
     """
 
@@ -55,6 +59,10 @@ class RequestState:
         self.request_id = admission.request_id
         self.seed = admission.seed
         self.tokens = list(admission.tokens)
+        self.length = len(self.tokens)
+        """tokens once all prepared steps have run"""
+        self.failed = False
+        """no token could be chosen for it: what was prepared for it comes to nothing"""
         self.num_prompt_tokens = admission.num_prompt_tokens
 
         bias = {t: b for t, b in (params.logit_bias or {}).items() if t < vocab_size}
@@ -62,6 +70,10 @@ class RequestState:
         self.bias = np.fromiter(bias.values(), dtype=np.float32, count=len(bias))
         ends = {*admission.end_token_ids, *(params.stop_token_ids or ())} if params.min_tokens else set()
         self.barred_ids = np.array(sorted(t for t in ends if 0 <= t < vocab_size), dtype=np.int64)
+
+        self.thinking: ThinkingState | None = None
+        if params.thinking_budget is not None:
+            self.thinking = ThinkingState(params.thinking_budget, self.tokens[self.num_prompt_tokens :])
 
         self.penalised = bool(
             params.presence_penalty or params.frequency_penalty or params.repetition_penalty != 1.0
@@ -76,6 +88,13 @@ class RequestState:
         self.tokens.append(token)
         if self.counts is not None:
             self.counts.add(token)
+        if self.thinking is not None:
+            self.thinking.append(token)
+
+    @property
+    def forced_token(self) -> int | None:
+        """The token that must come next, whatever the logits say."""
+        return self.thinking.forced if self.thinking is not None else None
 
     @property
     def num_generated(self) -> int:

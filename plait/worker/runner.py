@@ -1,13 +1,19 @@
-"""Executes step plans: the one place where plans become tensors and logits become tokens."""
+"""Executes step plans: the one place where plans become tensors and logits become tokens.
+
+A step is executed in two halves. ``prepare`` takes in the plan and builds the batch, which may happen while
+earlier steps still run, and in another thread; ``run`` fills in the tokens that were awaited, computes and
+samples. Each half keeps the order of the plans.
+"""
 
 from __future__ import annotations
 
 import itertools
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 
-from plait.core.plan import Admission, Chunk, ChunkResult, StepPlan, StepResult, TokenLogprobs
+from plait.core.plan import Admission, Chunk, ChunkResult, Copy, StepPlan, StepResult, TokenLogprobs, Way
 from plait.kernels.batch import Batch
 from plait.kernels.layout import CacheViews
 from plait.worker.arena import Arena
@@ -41,6 +47,42 @@ class BadLogits(RuntimeError):
         self.result = result
 
 
+@dataclass(frozen=True, slots=True)
+class PreparedStep:
+    """All of a step that does not depend on tokens still being sampled."""
+
+    plan: StepPlan
+    states: tuple[RequestState, ...] = ()
+    """of the requests of its chunks"""
+    scored: tuple[range, ...] = ()
+    """for each chunk, positions whose next token belongs to the prompt and shall be scored"""
+    batch: Batch | None = None
+    """None without chunks"""
+
+    def fill_in(self) -> None:
+        """Put the awaited tokens, which are known by now, into the batch.
+
+        Where the step before found none, the row's request has failed and is computed in vain.
+        """
+        if self.batch is None:
+            return
+        rows: list[int] = []
+        tokens: list[int] = []
+        for chunk, state, end in zip(
+            self.plan.chunks, self.states, self.batch.query_start_host[1:], strict=True
+        ):
+            if chunk.awaited and not state.failed:
+                if len(state.tokens) < chunk.end:
+                    raise PlanError(
+                        f"step {self.plan.step} runs before request {state.request_id!r} has its token"
+                    )
+                rows += range(end - chunk.awaited, end)
+                tokens += state.tokens[chunk.end - chunk.awaited : chunk.end]
+        if rows:
+            ids = self.batch.token_ids
+            ids[torch.tensor(rows, device=ids.device)] = torch.tensor(tokens, device=ids.device)
+
+
 class ModelRunner:
     """Runs a model over an arena, step by step, and samples.
 
@@ -50,26 +92,38 @@ class ModelRunner:
         arena: pages and states.
         vocab_size: columns of the logits.
         device: of the model's tensors.
+        swap: the swap buffer, in host memory.
     """
 
     def __init__(
-        self, model: Model, caches: CacheViews, arena: Arena, *, vocab_size: int, device: torch.device | str
+        self,
+        model: Model,
+        caches: CacheViews,
+        arena: Arena,
+        *,
+        vocab_size: int,
+        device: torch.device | str,
+        swap: Arena | None = None,
     ) -> None:
         self._model = model
         self._caches = caches
         self._arena = arena
+        self._swap = swap
         self._vocab_size = vocab_size
         self._device = torch.device(device)
         self._requests: dict[str, RequestState] = {}
         self._step = 0
 
-    @torch.inference_mode()
     def execute(self, plan: StepPlan) -> StepResult:
-        """Run one step, in the order that ``plait.core.plan`` gives.
+        """Prepare and run one step. Raises as the two do."""
+        return self.run(self.prepare(plan))
+
+    @torch.inference_mode()
+    def prepare(self, plan: StepPlan) -> PreparedStep:
+        """Take in a plan; steps prepared before it need not have run.
 
         Raises:
             PlanError: the plan is inconsistent.
-            BadLogits: some requests have no usable logits; carries the result of the others.
         """
         if plan.step != self._step + 1:
             raise PlanError(f"step {plan.step} was planned, but step {self._step + 1} is next")
@@ -80,11 +134,10 @@ class ModelRunner:
         for admission in plan.admitted:
             self._admit(admission)
         check_chunks(plan.chunks, self._requests, self._arena.geometry)
-        for copy in plan.copies:
-            self._arena.copy(copy.kind, copy.source, copy.target)
         if not plan.chunks:
-            return StepResult(plan.step)
-        scored = [_scored_positions(chunk, self._requests[chunk.request_id]) for chunk in plan.chunks]
+            return PreparedStep(plan)
+        states = tuple(self._requests[chunk.request_id] for chunk in plan.chunks)
+        scored = tuple(itertools.starmap(_scored_positions, zip(plan.chunks, states, strict=True)))
         wanted = [
             [*positions, *((chunk.end - 1,) if chunk.sample else ())]
             for positions, chunk in zip(scored, plan.chunks, strict=True)
@@ -96,8 +149,36 @@ class ModelRunner:
             vocab_size=self._vocab_size,
             device=self._device,
         )
-        logits = self._model.forward(batch, self._caches)
-        return self._results(plan, scored, logits)
+        for chunk, state in zip(plan.chunks, states, strict=True):
+            state.length += chunk.sample
+        return PreparedStep(plan, states, scored, batch)
+
+    @torch.inference_mode()
+    def run(self, step: PreparedStep) -> StepResult:
+        """Run a prepared step, after all those that were prepared before it.
+
+        Raises:
+            BadLogits: some requests have no usable logits; carries the result of the others.
+        """
+        for copy in step.plan.copies:
+            self._copy(copy)
+        if step.batch is None:
+            return StepResult(step.plan.step)
+        step.fill_in()
+        logits = self._model.forward(step.batch, self._caches)
+        return self._results(step, logits)
+
+    def _copy(self, copy: Copy) -> None:
+        if copy.way is Way.WITHIN:
+            self._arena.copy(copy.kind, copy.source, copy.target)
+            return
+        if self._swap is None:
+            raise PlanError(f"{copy} goes through a swap buffer, and there is none")
+        here, there = self._arena, self._swap
+        if copy.way is Way.OUT:
+            there.unit(copy.kind, copy.target).copy_(here.unit(copy.kind, copy.source))
+        else:
+            here.unit(copy.kind, copy.target).copy_(there.unit(copy.kind, copy.source))
 
     def _admit(self, admission: Admission) -> None:
         if admission.request_id in self._requests:
@@ -109,14 +190,15 @@ class ModelRunner:
             )
         self._requests[admission.request_id] = RequestState(admission, self._vocab_size)
 
-    def _results(self, plan: StepPlan, scored: list[range], logits: torch.Tensor) -> StepResult:
+    @staticmethod
+    def _results(step: PreparedStep, logits: torch.Tensor) -> StepResult:
         """Sample, and score prompts. ``logits``: for each chunk its scored rows, then the sampled one."""
-        states = [self._requests[chunk.request_id] for chunk in plan.chunks]
+        plan, states, scored = step.plan, step.states, step.scored
         ends = itertools.accumulate(len(p) + c.sample for p, c in zip(scored, plan.chunks, strict=True))
         sampled = [
             (end - 1, Row(state, chunk.end))
             for end, state, chunk in zip(ends, states, plan.chunks, strict=True)
-            if chunk.sample
+            if chunk.sample and not state.failed
         ]
         at, rows = [row for row, _ in sampled], [row for _, row in sampled]
         samples = sample(logits if len(at) == len(logits) else logits[at], rows)
@@ -125,11 +207,15 @@ class ModelRunner:
         barred = {rows[r].request.request_id for r in samples.barred}
         results, bad, first = [], [], 0
         for chunk, state, positions in zip(plan.chunks, states, scored, strict=True):
-            size = len(positions)
-            prompt = _score_prompt(state, chunk.start, logits[first : first + size])
+            size, row = len(positions), first
             first += size + chunk.sample
+            if state.failed:  # in the step before, when this one was under way
+                results.append(ChunkResult(chunk.request_id))
+                continue
+            prompt = _score_prompt(state, chunk.start, logits[row : row + size])
             token, entry = next(drawn) if chunk.sample else (None, None)
             if prompt is None or (chunk.sample and token is None):
+                state.failed = True
                 bad.append(chunk.request_id)
                 results.append(ChunkResult(chunk.request_id))
                 continue

@@ -1,7 +1,7 @@
 """The next token of each request, from a row of logits.
 
 Each row goes through: logit bias, penalties, bar on end tokens, temperature, top-k, top-p, min-p, then
-the Gumbel-max draw
+the Gumbel-max draw (but a token that a request's own rule forces comes whatever the logits are)
 
     argmax over kept v of  logit[v] / temperature + G(seed, position, v),   G = -log(-log(u)),
 
@@ -85,6 +85,10 @@ def sample(logits: torch.Tensor, rows: Sequence[Row]) -> Samples:
             tokens[r] = token
             if token is None:
                 barred.add(r)
+    for r, row in enumerate(rows):
+        if (forced := row.request.forced_token) is not None and r not in bad:
+            tokens[r] = forced
+            barred.discard(r)
     for r in bad | barred:
         tokens[r] = None
     return Samples(tokens, _logprobs(logits, rows, tokens), sorted(bad), sorted(barred))

@@ -54,12 +54,15 @@ class Worker:
     Attributes:
         model: the loaded model.
         geometry: how the arena is cut; None before ``allocate``.
+        swap_geometry: how the swap buffer is cut; None without one.
     """
 
     def __init__(self, model: CausalLM) -> None:
         self.model = model
         self.geometry: Geometry | None = None
+        self.swap_geometry: Geometry | None = None
         self._arena: Arena | None = None
+        self._swap: Arena | None = None
         self._runner: ModelRunner | None = None
 
     @classmethod
@@ -107,10 +110,13 @@ class Worker:
         """Resident bytes of the weights."""
         return self.model.weight_bytes
 
-    def allocate(self, arena_bytes: int, *, shared: bool = False) -> Geometry:
+    def allocate(self, arena_bytes: int, swap_bytes: int = 0, *, shared: bool = False) -> Geometry:
         """Take the memory for pages and states; once.
 
-        ``shared``: so that other processes can map it.
+        Args:
+            arena_bytes: for requests and the cache, on the model's device.
+            swap_bytes: for preempted requests, in host memory; 0: no swap buffer.
+            shared: the arena can be mapped by other processes.
 
         Raises:
             ValueError: not even one slab fits, or it cannot be shared.
@@ -122,6 +128,9 @@ class Worker:
         model = self.model
         geometry = model.layout.geometry(arena_bytes, model.backend.state_grid)
         self._arena = Arena(geometry, model.device, shared=shared)
+        if swap_bytes:
+            self.swap_geometry = model.layout.geometry(swap_bytes, model.backend.state_grid)
+            self._swap = Arena(self.swap_geometry)
         self._runner = self._new_runner(self._arena)
         self.geometry = geometry
         return geometry
@@ -153,7 +162,14 @@ class Worker:
     def _new_runner(self, arena: Arena) -> ModelRunner:
         model = self.model
         caches = CacheViews(arena.data, model.layout, arena.geometry)
-        return ModelRunner(model, caches, arena, vocab_size=model.config.vocab_size, device=model.device)
+        return ModelRunner(
+            model,
+            caches,
+            arena,
+            vocab_size=model.config.vocab_size,
+            device=model.device,
+            swap=self._swap,
+        )
 
     @property
     def arena(self) -> Arena:
@@ -162,17 +178,23 @@ class Worker:
             raise RuntimeError("the worker has no arena: call allocate(arena_bytes) first")
         return self._arena
 
-    def execute(self, plan: StepPlan) -> StepResult:
-        """Run one step; see ``ModelRunner.execute`` for what it raises."""
+    @property
+    def runner(self) -> ModelRunner:
+        """What prepares and runs steps."""
         if self._runner is None:
             raise RuntimeError("the worker has no arena: call allocate(arena_bytes) before the first step")
-        return self._runner.execute(plan)
+        return self._runner
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        """Run one step; see ``ModelRunner`` for what it raises."""
+        return self.runner.execute(plan)
 
     def close(self) -> None:
         """Give the arena back. The worker can execute nothing any more."""
         self._runner = None
-        if self._arena is not None:
-            self._arena.close()
+        for arena in (self._arena, self._swap):
+            if arena is not None:
+                arena.close()
 
 
 def activation_bytes(config: ModelConfig, *, tokens: int, logit_rows: int, dtype: torch.dtype) -> int:

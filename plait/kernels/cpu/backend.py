@@ -20,6 +20,7 @@ class CpuBackend(LinearOps, MixerOps):
     state_grid = 1
     priority = 10
     activation_dtype = torch.float32
+    quantisations = QUANTISATIONS
 
     def unavailable(self, device: str) -> str | None:
         try:
@@ -45,8 +46,8 @@ class CpuBackend(LinearOps, MixerOps):
         return self.supports_cache(kv_dtype, state_dtype, page_size)
 
     def quantised(self, name: str) -> CpuBackend:
-        if name not in QUANTISATIONS:
-            known = ", ".join(QUANTISATIONS)
+        if name not in self.quantisations:
+            known = ", ".join(self.quantisations)
             raise ValueError(f"{name!r} is not built yet in backend {self.name!r}; there are {known}")
         return CpuBackend(name)
 

@@ -31,6 +31,7 @@ from typing import Any
 import torch
 
 from plait.kernels.backend import Packed, Rows
+from plait.kernels.cpu.memory import weights_memory
 from plait.kernels.cpu.native import native
 
 FORMAT_OF = {torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16"}
@@ -125,7 +126,7 @@ def pack_linear(
     for format, data, inputs in _merge(parts, quantisation):
         outputs = data.shape[0]
         own_bias = None if bias is None else bias[first : first + outputs]
-        panels = _allocate(native.matrix_bytes(native.FORMATS[format], outputs, inputs))
+        panels = weights_memory.allocate(native.matrix_bytes(native.FORMATS[format], outputs, inputs))
         _fill(panels, format, data, inputs)
         matrices.append(Matrix(format, outputs, inputs, panels, own_bias))
         first += outputs
@@ -149,7 +150,7 @@ def _pack_stack(experts: Sequence[torch.Tensor], quantisation: str | None) -> Ma
     outputs, inputs = experts[0].shape
     format = _format(Rows(experts[0]), quantisation)
     size = native.matrix_bytes(native.FORMATS[format], outputs, inputs)
-    panels = _allocate(len(experts) * size)
+    panels = weights_memory.allocate(len(experts) * size)
     for index, weight in enumerate(experts):
         _fill(panels[index * size : (index + 1) * size], format, weight, inputs)
     return Matrix(format, outputs, inputs, panels)
@@ -186,8 +187,3 @@ def _fill(panels: torch.Tensor, format: str, data: torch.Tensor, inputs: int) ->
     data = data.contiguous()
     kind = native.FORMATS[FORMAT_OF[data.dtype]]
     native.pack(number, outputs, inputs, kind, data.data_ptr(), panels.data_ptr())
-
-
-def _allocate(size: int) -> torch.Tensor:
-    """uint8 [size]; torch aligns it to 64 bytes."""
-    return torch.empty(size, dtype=torch.uint8)

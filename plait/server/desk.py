@@ -1,0 +1,190 @@
+"""Between the APIs and the engine: how many wait, how long requests take, how often streams speak."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from plait.core.sampling_params import SamplingParams
+from plait.engine.outputs import CompletionDelta, CompletionOutput, RequestOutput
+from plait.server.errors import APIError
+from plait.server.prompts import Prompt
+
+if TYPE_CHECKING:
+    from plait.engine.async_engine import AsyncEngine
+
+DEADLINE = "deadline"
+"""``stop_reason`` of an answer that its deadline cut off."""
+_LONGEST_RETRY = 60
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What is asked of the engine.
+
+    ``timeout``: seconds from now after which the answer ends. ``transfer``: which part of it another engine
+    has done, or does.
+    """
+
+    prompt: Prompt
+    params: SamplingParams
+    request_id: str
+    priority: int = 0
+    cache_salt: str | None = None
+    timeout: float | None = None
+    transfer: dict[str, Any] | None = None
+
+
+class Desk:
+    """Takes orders to the engine.
+
+    Args:
+        max_waiting: most requests that wait for their first token; one more is refused. None: no bound.
+        stream_interval: tokens between two events of a stream, after the first.
+    """
+
+    def __init__(self, engine: AsyncEngine, max_waiting: int | None = None, stream_interval: int = 1) -> None:
+        self._engine = engine
+        self._max_waiting = max_waiting
+        self._interval = stream_interval
+        self._first_token = 1.0
+        """seconds to the first token, averaged over the last requests"""
+        self.waiting = 0
+
+    def stream(self, order: Order) -> AsyncGenerator[CompletionDelta, None]:
+        """The answers, as often as streams speak.
+
+        Raises:
+            APIError: too many wait, or the deadline came before the first token.
+        """
+        deltas = self._deltas(order)
+        return deltas if self._interval == 1 else _spaced(deltas, self._interval)
+
+    async def generate(self, order: Order) -> RequestOutput:
+        """The whole answers. Raises as ``stream``."""
+        started = time.monotonic()
+        output = RequestOutput(
+            request_id=order.request_id,
+            prompt=order.prompt.text,
+            prompt_token_ids=order.prompt.token_ids,
+            outputs=[CompletionOutput(index) for index in range(order.params.n)],
+            finished=True,
+        )
+        texts: list[list[str]] = [[] for _ in output.outputs]
+        async with aclosing(self._deltas(order)) as deltas:
+            async for delta in deltas:
+                if output.metrics.first_token is None and delta.token_ids:
+                    output.metrics.first_token = time.monotonic() - started
+                texts[delta.index].append(delta.text)
+                _gather(output, delta)
+        for completion, pieces in zip(output.outputs, texts, strict=True):
+            completion.text = "".join(pieces)
+        return output
+
+    async def _deltas(self, order: Order) -> AsyncGenerator[CompletionDelta, None]:
+        self._refuse_if_full()
+        started = time.monotonic()
+        self.waiting += 1
+        waits, late = True, False
+
+        def end() -> None:
+            nonlocal late
+            late = True
+            self._engine.abort(order.request_id)
+
+        timer = None
+        if order.timeout is not None:
+            timer = asyncio.get_running_loop().call_later(order.timeout, end)
+        source = self._engine.stream(
+            {"prompt_token_ids": order.prompt.token_ids, "boundaries": order.prompt.boundaries},
+            order.params,
+            request_id=order.request_id,
+            priority=order.priority,
+            cache_salt=order.cache_salt,
+            kv_transfer_params=order.transfer,
+            shown_ids=order.prompt.shown_ids,
+        )
+        try:
+            async with aclosing(source) as deltas:
+                async for delta in deltas:
+                    if late and delta.finish_reason == "abort":
+                        if waits:
+                            message = f"timeout={order.timeout}: no token came in time"
+                            raise APIError(504, message, "timeout", "deadline_exceeded")
+                        delta = replace(delta, finish_reason="length", stop_reason=DEADLINE)
+                    if waits and delta.token_ids:
+                        waits = False
+                        self.waiting -= 1
+                        self._first_token += 0.2 * (time.monotonic() - started - self._first_token)
+                    yield delta
+        finally:
+            if waits:
+                self.waiting -= 1
+            if timer is not None:
+                timer.cancel()
+
+    def _refuse_if_full(self) -> None:
+        if self._max_waiting is None or self.waiting < self._max_waiting:
+            return
+        seconds = min(max(1, math.ceil(self._first_token)), _LONGEST_RETRY)
+        message = (
+            f"{self.waiting} requests wait for their first token, as many as this server lets wait "
+            f"(--max-waiting); try again in {seconds} s"
+        )
+        raise APIError(429, message, code="too_many_waiting", retry_after=seconds)
+
+
+def _gather(output: RequestOutput, delta: CompletionDelta) -> None:
+    completion = output.outputs[delta.index]
+    completion.token_ids += delta.token_ids
+    completion.starts += delta.starts
+    if delta.logprobs is not None:
+        completion.logprobs = (completion.logprobs or []) + delta.logprobs
+    if delta.finish_reason is not None:
+        completion.finish_reason, completion.stop_reason = delta.finish_reason, delta.stop_reason
+    if delta.prompt_logprobs is not None:
+        output.prompt_logprobs = delta.prompt_logprobs
+    output.num_cached_tokens = max(output.num_cached_tokens, delta.num_cached_tokens)
+
+
+async def _spaced(
+    source: AsyncGenerator[CompletionDelta, None], interval: int
+) -> AsyncGenerator[CompletionDelta, None]:
+    """The first delta of each answer at once, then one for every ``interval`` tokens."""
+    held: dict[int, CompletionDelta] = {}
+    begun: set[int] = set()
+    async with aclosing(source) as deltas:
+        async for delta in deltas:
+            index = delta.index
+            whole = _merged(held.pop(index), delta) if index in held else delta
+            if index not in begun or whole.finish_reason or len(whole.token_ids) >= interval:
+                if whole.token_ids:
+                    begun.add(index)
+                yield whole
+            else:
+                held[index] = whole
+
+
+def _merged(a: CompletionDelta, b: CompletionDelta) -> CompletionDelta:
+    logprobs = (
+        None if a.logprobs is None and b.logprobs is None else [*(a.logprobs or []), *(b.logprobs or [])]
+    )
+    return CompletionDelta(
+        index=a.index,
+        text=a.text + b.text,
+        token_ids=a.token_ids + b.token_ids,
+        logprobs=logprobs,
+        finish_reason=b.finish_reason,
+        stop_reason=b.stop_reason,
+        num_cached_tokens=max(a.num_cached_tokens, b.num_cached_tokens),
+        prompt_logprobs=a.prompt_logprobs or b.prompt_logprobs,
+        starts=a.starts + b.starts,
+    )
+
+
+__all__ = ["DEADLINE", "Desk", "Order"]
