@@ -81,7 +81,9 @@ class CausalLM:
         wanted = batch.logit_rows
         if wanted.numel() == 0:
             return torch.empty((0, self.config.vocab_size), device=self.device)
-        x, _ = self._norm.add(x[wanted], residual[wanted])
+        if wanted.numel() != x.shape[0]:  # they rise: as many as there are rows are all of them
+            x, residual = x[wanted], residual[wanted]
+        x, _ = self._norm.add(x, residual)
         return self.backend.linear(x, self._head, out_dtype=torch.float32)
 
     def _decode(self, x: torch.Tensor, step: Step) -> tuple[torch.Tensor, torch.Tensor]:

@@ -126,7 +126,7 @@ class ModelRunner:
         results, bad, first = [], [], 0
         for chunk, state, positions in zip(plan.chunks, states, scored, strict=True):
             size = len(positions)
-            prompt = _score_prompt(state, chunk.start, logits[first : first + size])
+            prompt = _score_prompt(state, chunk.start, logits[first : first + size]) if size else ()
             first += size + chunk.sample
             token, entry = next(drawn) if chunk.sample else (None, None)
             if prompt is None or (chunk.sample and token is None):
@@ -157,8 +157,6 @@ def _score_prompt(state: RequestState, start: int, logits: torch.Tensor) -> tupl
     None where a row has no finite maximum.
     """
     count = logits.shape[0]
-    if count == 0:
-        return ()
     if not bool(logits.amax(-1).isfinite().all()):
         return None
     alternatives = state.params.prompt_logprobs or 0
