@@ -12,10 +12,9 @@ namespace {
 using Address = std::uintptr_t;
 using Parts = std::vector<Matrix>;
 
-// Layers that follow each other.
-struct Layers {
-  std::vector<Layer> layers;
-};
+using GivenNorm = std::pair<Address, float>;  // its weight and epsilon
+
+Norm norm(const GivenNorm& given) { return {at<const float>(given.first), given.second}; }
 
 Linear linear(Parts parts) {
   if (parts.empty()) throw std::invalid_argument("a linear layer needs at least one matrix");
@@ -64,14 +63,15 @@ void bind_layers(nb::module_& m) {
   bind_parts(m);
 
   nb::class_<Layers>(m, "Layers")
-      .def(nb::init<>())
-      // A norm is its weight's address and epsilon. Without parts of gate_up and down: no mlp.
+      .def(
+          "__init__", [](Layers* self, std::int64_t hidden) { new (self) Layers{hidden, {}, std::nullopt}; },
+          nb::arg("hidden"))
+      // Without parts of gate_up and down: no mlp.
       .def(
           "append",
-          [](Layers& self, std::pair<Address, float> input_norm, Parts in_proj,
-             std::variant<AttentionLayer, DeltaLayer> mixer, Parts out_proj, std::pair<Address, float> post_norm,
+          [](Layers& self, const GivenNorm& input_norm, Parts in_proj,
+             std::variant<AttentionLayer, DeltaLayer> mixer, Parts out_proj, const GivenNorm& post_norm,
              Parts gate_up, Parts down) {
-            const auto norm = [](const auto& given) { return Norm{at<const float>(given.first), given.second}; };
             Layer layer{norm(input_norm),           linear(std::move(in_proj)), mixer,
                         linear(std::move(out_proj)), norm(post_norm),           std::nullopt};
             if (!gate_up.empty()) layer.mlp = Mlp{linear(std::move(gate_up)), linear(std::move(down))};
@@ -79,6 +79,8 @@ void bind_layers(nb::module_& m) {
           },
           nb::arg("input_norm"), nb::arg("in_proj"), nb::arg("mixer"), nb::arg("out_proj"), nb::arg("post_norm"),
           nb::arg("gate_up"), nb::arg("down"))
+      .def(
+          "end", [](Layers& self, const GivenNorm& last) { self.last = norm(last); }, nb::arg("norm"))
       // Returns the seconds of GEMM, attention and recurrence. See run_layers.
       .def(
           "run",
@@ -87,7 +89,7 @@ void bind_layers(nb::module_& m) {
             LayerSeconds spent;
             {
               const nb::gil_scoped_release others;
-              spent = run_layers(self.layers, caches, batch.view,
+              spent = run_layers(self, caches, batch.view,
                                  {at<float>(x), at<float>(sum), first, at<const float>(cos), at<const float>(sin),
                                   rotary_half});
             }

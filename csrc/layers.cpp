@@ -39,10 +39,15 @@ void linear(const Linear& layer, const float* x, std::int64_t rows, float* y) {
 // One call. `wide_` holds what comes out of in_proj and gate_up, `narrow_` what goes into out_proj and down.
 class Pass {
  public:
-  Pass(std::span<const Layer> layers, const Caches& caches, const BatchView& batch, const Stream& stream)
-      : caches_(caches), batch_(batch), stream_(stream), tokens_(batch.tokens()), first_(stream.first) {
+  Pass(const Layers& layers, const Caches& caches, const BatchView& batch, const Stream& stream)
+      : caches_(caches),
+        batch_(batch),
+        stream_(stream),
+        hidden_(layers.hidden),
+        tokens_(batch.tokens()),
+        first_(stream.first) {
     std::int64_t wide = 0, narrow = 0;
-    for (const Layer& layer : layers) {
+    for (const Layer& layer : layers.layers) {
       wide = std::max(wide, layer.in_proj.outputs());
       narrow = std::max(narrow, layer.out_proj.inputs());
       if (!layer.mlp) continue;
@@ -54,8 +59,7 @@ class Pass {
   }
 
   void run(const Layer& layer) {
-    norm(layer.input_norm, layer.in_proj.inputs());
-    watch_.lap(&LayerSeconds::rest);
+    norm(layer.input_norm);
     linear(layer.in_proj, stream_.x, tokens_, wide_);
     watch_.lap(&LayerSeconds::gemm);
     const std::int64_t row = layer.in_proj.outputs();
@@ -68,8 +72,7 @@ class Pass {
     }
     linear(layer.out_proj, narrow_, tokens_, stream_.x);
     watch_.lap(&LayerSeconds::gemm);
-    norm(layer.post_norm, layer.out_proj.outputs());
-    watch_.lap(&LayerSeconds::rest);
+    norm(layer.post_norm);
     if (!layer.mlp) return;
     linear(layer.mlp->gate_up, stream_.x, tokens_, wide_);
     kernels().mixers->silu_and_mul(wide_, narrow_, tokens_, layer.mlp->down.inputs());
@@ -77,17 +80,19 @@ class Pass {
     watch_.lap(&LayerSeconds::gemm);
   }
 
+  // The sum takes the last output in, and x becomes the norm of it.
+  void norm(const Norm& norm) {
+    const float* x = first_ ? stream_.sum : stream_.x;
+    const float* residual = first_ ? nullptr : stream_.sum;
+    kernels().mixers->rms_norm(x, hidden_, residual, stream_.sum, nullptr, 0, norm.weight, norm.eps, stream_.x,
+                               tokens_, hidden_);
+    first_ = false;
+    watch_.lap(&LayerSeconds::rest);
+  }
+
   const LayerSeconds& spent() const { return watch_.spent; }
 
  private:
-  // The sum takes the last output in, and x becomes the norm of it.
-  void norm(const Norm& norm, std::int64_t size) {
-    const float* x = first_ ? stream_.sum : stream_.x;
-    const float* residual = first_ ? nullptr : stream_.sum;
-    kernels().mixers->rms_norm(x, size, residual, stream_.sum, nullptr, 0, norm.weight, norm.eps, stream_.x,
-                               tokens_, size);
-    first_ = false;
-  }
 
   void mix(const AttentionLayer& layer, std::int64_t row) {
     const PagesView& pages = caches_.pages[layer.index];
@@ -140,7 +145,7 @@ class Pass {
   const Caches& caches_;
   const BatchView& batch_;
   const Stream& stream_;
-  const std::int64_t tokens_;
+  const std::int64_t hidden_, tokens_;
   bool first_;
   float *wide_, *narrow_;
   StopWatch watch_;
@@ -154,10 +159,11 @@ std::int64_t Linear::outputs() const {
   return sum;
 }
 
-LayerSeconds run_layers(std::span<const Layer> layers, const Caches& caches, const BatchView& batch,
+LayerSeconds run_layers(const Layers& layers, const Caches& caches, const BatchView& batch,
                         const Stream& stream) {
   Pass pass(layers, caches, batch, stream);
-  for (const Layer& layer : layers) pass.run(layer);
+  for (const Layer& layer : layers.layers) pass.run(layer);
+  if (layers.last) pass.norm(*layers.last);
   return pass.spent();
 }
 

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <optional>
-#include <span>
 #include <variant>
 #include <vector>
 
@@ -54,6 +53,13 @@ struct Layer {
   std::optional<Mlp> mlp;
 };
 
+// Layers that follow each other, over rows of `hidden` numbers, and the norm behind them, if it belongs to them.
+struct Layers {
+  std::int64_t hidden = 0;
+  std::vector<Layer> layers;
+  std::optional<Norm> last;
+};
+
 // The cache of all layers.
 struct Caches {
   std::vector<PagesView> pages;
@@ -74,9 +80,9 @@ struct LayerSeconds {
   double gemm = 0, attention = 0, recurrence = 0, rest = 0;
 };
 
-// Runs the layers. Afterwards x holds the last output (the second norm where the last layer has no mlp), and the
-// sum what shall be added to it. The caller's thread keeps its temporaries from call to call (pool.hpp, scratch).
-LayerSeconds run_layers(std::span<const Layer> layers, const Caches& caches, const BatchView& batch,
+// Runs the layers. Afterwards x holds what came last (an output, or a norm where the last layer has no mlp or a norm
+// is behind it), and the sum all before. The thread keeps the temporaries from call to call (pool.hpp, scratch).
+LayerSeconds run_layers(const Layers& layers, const Caches& caches, const BatchView& batch,
                         const Stream& stream);
 
 }  // namespace plait

@@ -15,7 +15,7 @@ from steps import Harness
 from plait.bench.step_share import TimedBackend
 from plait.kernels.backend import Backend
 from plait.kernels.cpu.native import MISSING, native
-from plait.kernels.decoder import LayerParams
+from plait.kernels.decoder import LayerParams, NormParams
 from plait.kernels.layout import CacheLayout
 from plait.models.causal_lm import CausalLM
 from plait.models.registry import config_from_folder, load_model
@@ -33,7 +33,7 @@ FAMILIES = ("llama", "qwen3", "qwen3_5", "qwen3_5_moe")
 class Stepwise(CpuBackend):
     """The same kernels, called one by one."""
 
-    def decoder(self, layers: Sequence[LayerParams]) -> None:
+    def decoder(self, layers: Sequence[LayerParams], norm: NormParams) -> None:
         return None
 
 
@@ -140,9 +140,9 @@ def test_a_cache_of_its_own_for_each_call() -> None:
 class Kept(CpuBackend):
     """Keeps what a decoder is made of."""
 
-    def decoder(self, layers: Sequence[LayerParams]) -> CpuDecoder:
+    def decoder(self, layers: Sequence[LayerParams], norm: NormParams) -> CpuDecoder:
         self.layers = list(layers)
-        return super().decoder(layers)
+        return super().decoder(layers, norm)
 
 
 def layers_of(family: str) -> list[LayerParams]:
@@ -159,6 +159,7 @@ def test_experts_are_called_between_native_calls() -> None:
 
 def test_shapes_are_checked_once() -> None:
     first, *rest = layers_of("llama")
+    CpuDecoder([*rest, first], first.post_norm)
     for wrong in (
         replace(first, out_proj=first.in_proj),
         replace(first, in_proj=first.out_proj),
@@ -166,7 +167,7 @@ def test_shapes_are_checked_once() -> None:
         replace(first, mlp=(first.in_proj, first.mlp[1])),
     ):
         with pytest.raises(ValueError, match="needed"):
-            CpuDecoder([*rest, wrong])
+            CpuDecoder([*rest, wrong], first.post_norm)
 
 
 def test_a_cache_of_another_model_is_refused() -> None:

@@ -16,7 +16,7 @@ from plait.bench.stats import Ratio
 from plait.core.plan import Admission, Chunk, StepPlan
 from plait.core.sampling_params import SamplingParams
 from plait.kernels.backend import Backend
-from plait.kernels.decoder import Decoder, LayerParams
+from plait.kernels.decoder import Decoder, LayerParams, NormParams
 from plait.models.config import DTYPES, ModelConfig
 from plait.models.sources import DummySource
 from plait.worker.worker import Worker, plan_layout
@@ -58,9 +58,9 @@ class TimedBackend:
         self._taken = total
         return spent
 
-    def decoder(self, layers: Sequence[LayerParams]) -> Decoder | None:
+    def decoder(self, layers: Sequence[LayerParams], norm: NormParams) -> Decoder | None:
         """The backend's own, whose time is counted too."""
-        found = self._backend.decoder(layers)
+        found = self._backend.decoder(layers, norm)
         if found is not None:
             self._decoders.append(found)
         return found
@@ -245,8 +245,9 @@ class _Steps:
             self._names = tuple(f"{number} {r}" for r in range(len(self._last)))
             prompt, params = (1,) * (self._at + self._new), SamplingParams(temperature=0)
             admitted = tuple(Admission(name, params, 0, prompt, len(prompt)) for name in self._names)
+        needed = self._worker.arena.geometry.pages_for(self._at + self._new)
         chunks = tuple(
-            Chunk(name, (last,) * self._new, self._at, pages, slot, sample=True)
+            Chunk(name, (last,) * self._new, self._at, pages[:needed], slot, sample=True)
             for name, last, pages, slot in zip(self._names, self._last, self._pages, self._slots, strict=True)
         )
         result = self._worker.execute(StepPlan(number, chunks, admitted=admitted, ended=ended))

@@ -24,7 +24,7 @@ from plait.kernels.batch import Batch
 from plait.kernels.layout import AttentionCache, RecurrentCache
 
 if TYPE_CHECKING:
-    from plait.kernels.decoder import Decoder, LayerParams
+    from plait.kernels.decoder import Decoder, LayerParams, NormParams
 
 
 class Packed(Protocol):
@@ -376,8 +376,8 @@ class Backend(abc.ABC):
         """down(SiLU(gate(x)) · up(x)): [T, H] -> [T, H]."""
         return self.linear(self.silu_and_mul(self.linear(x, gate_up)), down)
 
-    def decoder(self, layers: Sequence[LayerParams]) -> Decoder | None:
-        """All of a model's layers as one operation; None where the backend has no such one.
+    def decoder(self, layers: Sequence[LayerParams], norm: NormParams) -> Decoder | None:
+        """All layers of a model and the norm behind them as one operation; None: the backend has no such one.
 
         Raises:
             ValueError: the shapes of a layer do not fit each other.

@@ -45,7 +45,7 @@ class LayerParams:
 
 
 class Decoder(Protocol):
-    """Runs all layers; the bits are those of the single operations."""
+    """Runs all layers and the norm behind them; the bits are those of the single operations."""
 
     @property
     def seconds(self) -> Mapping[str, float]:
@@ -54,7 +54,7 @@ class Decoder(Protocol):
 
     def __call__(
         self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, caches: CacheViews, batch: Batch
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    ) -> torch.Tensor:
         """Reads and advances the cache.
 
         Args:
@@ -64,6 +64,6 @@ class Decoder(Protocol):
             batch: of T tokens.
 
         Returns:
-            (last output, the sum it is to be added to), both [T, H].
+            The norm of the sum of all outputs, [T, H].
         """
         ...

@@ -11,7 +11,7 @@ from plait.kernels.cpu.linear import LinearOps
 from plait.kernels.cpu.mixers import MixerOps
 from plait.kernels.cpu.native import MISSING, isa, native
 from plait.kernels.cpu.packing import QUANTISATIONS
-from plait.kernels.decoder import LayerParams
+from plait.kernels.decoder import LayerParams, NormParams
 from plait.kernels.registry import register
 
 
@@ -55,8 +55,8 @@ class CpuBackend(LinearOps, MixerOps):
             raise ValueError(f"{name!r} is not built yet in backend {self.name!r}; there are {known}")
         return CpuBackend(name)
 
-    def decoder(self, layers: Sequence[LayerParams]) -> CpuDecoder:
-        return CpuDecoder(layers)
+    def decoder(self, layers: Sequence[LayerParams], norm: NormParams) -> CpuDecoder:
+        return CpuDecoder(layers, norm)
 
     def describe(self) -> str:
         return f"instruction set {isa()}"

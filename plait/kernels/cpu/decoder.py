@@ -34,7 +34,7 @@ from plait.kernels.layout import CacheViews
 
 @dataclass(slots=True)
 class _Stretch:
-    """Layers that run in one call, and the feed-forward of the last of them where native code has none."""
+    """Layers that run in one call, and the feed-forward behind them where native code has none."""
 
     layers: Any
     feed_forward: Callable[[torch.Tensor], torch.Tensor] | None = None
@@ -47,29 +47,30 @@ class CpuDecoder:
 
     Args:
         layers: from the first to the last; at least one.
+        norm: behind them.
 
     Raises:
         ValueError: the shapes of a layer do not fit each other.
     """
 
-    def __init__(self, layers: Sequence[LayerParams]) -> None:
+    def __init__(self, layers: Sequence[LayerParams], norm: NormParams) -> None:
         self.seconds = {"gemm": 0.0, "attention": 0.0, "recurrence": 0.0}
-        self._layers = tuple(layers)  # keeps alive what native code has the addresses of
+        self._layers, self._norm = tuple(layers), norm  # keeps alive what native code has the addresses of
         self._hidden = layers[0].input_norm.weight.shape[0]
-        self._stretches: list[_Stretch] = []
+        self._stretches = [_Stretch(native.Layers(self._hidden))]
         for layer in layers:
-            if not self._stretches or self._stretches[-1].feed_forward is not None:
-                self._stretches.append(_Stretch(native.Layers()))
             _append(self._stretches[-1].layers, layer, self._hidden)
             if layer.mlp is None:
                 self._stretches[-1].feed_forward = layer.feed_forward
+                self._stretches.append(_Stretch(native.Layers(self._hidden)))
+        self._stretches[-1].layers.end(_norm(norm, self._hidden))
         heads = (layer.mixer.head_dim for layer in layers if isinstance(layer.mixer, AttentionParams))
         self._smallest_head = min(heads, default=native.largest_head)
         self._last_caches: tuple[weakref.ref[CacheViews], Any] | None = None
 
     def __call__(
         self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, caches: CacheViews, batch: Batch
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    ) -> torch.Tensor:
         tokens = batch.query_start_host[-1]
         if x.shape != (tokens, self._hidden) or not x.is_contiguous():
             raise ValueError(f"x is {list(x.shape)}; [{tokens}, {self._hidden}], contiguous, is needed")
@@ -82,7 +83,7 @@ class CpuDecoder:
                 self.seconds[part] += seconds
             if stretch.feed_forward is not None:
                 x = stretch.feed_forward(x).contiguous()
-        return x, total
+        return x
 
     def _views(self, caches: CacheViews) -> Any:
         """The native views of the cache, made anew where it is not that of the last call."""
