@@ -11,12 +11,6 @@ namespace {
 
 using Address = std::uintptr_t;
 
-// A batch's view with its exports; the other arrays belong to the caller.
-struct OwnedBatch {
-  BatchView view;
-  std::vector<std::int64_t> exports;
-};
-
 void bind_views(nb::module_& m) {
   nb::enum_<CacheFormat>(m, "CacheFormat")
       .value("f32", CacheFormat::f32)

@@ -19,6 +19,12 @@ void bind_sampling(nb::module_& m) {
         return kernels().sampling->draw({at<const float>(logits), count, peak, temperature, floor, seed, position});
       },
       no_gil());
+  m.def(
+      "largest",
+      [](Address logits, std::int64_t rows, std::int64_t count, Address peaks, Address ids) {
+        kernels().sampling->largest(at<const float>(logits), rows, count, at<float>(peaks), at<std::int64_t>(ids));
+      },
+      no_gil());
 }
 
 }  // namespace plait

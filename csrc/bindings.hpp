@@ -5,6 +5,9 @@
 #include <nanobind/stl/string.h>
 
 #include <cstdint>
+#include <vector>
+
+#include "mixer_kernels.hpp"
 
 namespace plait {
 
@@ -19,8 +22,15 @@ T* at(std::uintptr_t address) {
   return reinterpret_cast<T*>(address);
 }
 
+// A batch's view with its exports; the other arrays belong to the caller.
+struct OwnedBatch {
+  BatchView view;
+  std::vector<std::int64_t> exports;
+};
+
 void bind_linear(nb::module_& m);
 void bind_mixers(nb::module_& m);
+void bind_layers(nb::module_& m);  // after linear layers and mixers
 void bind_sampling(nb::module_& m);
 void bind_ceilings(nb::module_& m);
 

@@ -18,6 +18,7 @@ NB_MODULE(_native, m) {
   m.def("use_isa", [](const std::string& name) { use_isa(name); }, nb::arg("name"));
   bind_linear(m);
   bind_mixers(m);
+  bind_layers(m);
   bind_sampling(m);
   bind_ceilings(m);
 }

@@ -205,7 +205,7 @@ void parallel_ranges(std::int64_t count, std::int64_t grain, RangeFunction funct
 }
 
 void* scratch(int number, std::size_t bytes) {
-  constexpr int kBlocks = 8;
+  constexpr int kBlocks = 10;
   constexpr std::size_t kAlignment = 64;
   struct Block {
     void* data = nullptr;

@@ -42,7 +42,7 @@ void parallel_for(std::int64_t count, std::int64_t grain, Body&& body) {
 // left there. A second call with the same number invalidates the first block. Throws std::bad_alloc.
 //
 // Blocks are numbered so that kernels which call each other do not share: 0 to 3 belong to the linear layers,
-// 4 to 7 to the mixers.
+// 4 to 7 to the mixers, 8 and 9 to the layers that call both.
 void* scratch(int number, std::size_t bytes);
 
 template <class T>

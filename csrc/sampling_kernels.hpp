@@ -21,6 +21,8 @@ struct SamplingKernels {
   // The token of the largest (logit - peak) / temperature - log(-log u), the lowest of equal ones; u by Philox from
   // (seed, position, token). -1 if none is left.
   std::int64_t (*draw)(const DrawCall& call);
+  // The largest logit of each row, and the first id that has it; NaN and id 0 for a row with NaN.
+  void (*largest)(const float* logits, std::int64_t rows, std::int64_t count, float* peaks, std::int64_t* ids);
 };
 
 }  // namespace plait

@@ -229,7 +229,11 @@ def test_memory_of_a_process_tree() -> None:
 # -- kernels ------------------------------------------------------------------------------------------
 
 
-def test_kernels_against_ceilings(model: Path, tmp_path: Path) -> None:
+STEPS = ("decode, 1 x 512 tokens", "decode, 8 x 512 tokens", "prefill, 512 tokens")
+
+
+@pytest.mark.parametrize(("backend", "weights"), [("reference", ["float32"]), ("auto", ["bfloat16", "int4"])])
+def test_kernels_against_ceilings(model: Path, tmp_path: Path, backend: str, weights: list[str]) -> None:
     from rich.console import Console
 
     from plait.bench.kernels import bench_kernels
@@ -237,15 +241,21 @@ def test_kernels_against_ceilings(model: Path, tmp_path: Path) -> None:
 
     with open(os.devnull, "w") as nowhere:
         groups = ["delta", "rows", "sampling", "step"]
-        document = bench_kernels(str(model), "reference", groups, 1, 0.0, Console(file=nowhere))
+        document = bench_kernels(
+            str(model), backend, groups, 1, 0.0, 2, weights, Console(file=nowhere, width=160)
+        )
     assert {c["unit"] for c in document["ceilings"]} == {"GB/s", "GFLOP/s"}
     assert all(c["value"] > 0 for c in document["ceilings"])
     rows = {(row["kernel"], row["case"]): row for row in document["kernels"]}
-    assert 0 < rows["gated delta", "prefill, 1 x 512 tokens"]["share"] < 1
+    share = rows["gated delta", "prefill, 1 x 512 tokens"]["share"]
+    assert 0 < share["low"] <= share["ratio"] <= share["high"]
+    assert share["ratio"] < 1.5
     assert rows["rms_norm", "M=64"]["share"] is None
+    names = [f"{w} {kind}" for w in weights for kind in STEPS]
+    assert [step["name"] for step in document["steps"]] == names
     for step in document["steps"]:
         parts = step["gemm"] + step["attention"] + step["recurrence"] + step["rest"]
-        assert parts == pytest.approx(step["step"])
+        assert parts == pytest.approx(step["seconds"])
         assert min(step["gemm"], step["attention"], step["recurrence"], step["rest"]) > 0
     write_html(document, tmp_path / "kernels.html")
     assert "share of ceiling" in (tmp_path / "kernels.html").read_text()

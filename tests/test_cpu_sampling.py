@@ -15,6 +15,7 @@ from plait.kernels.cpu.native import MISSING, native
 from plait.worker import exact
 from plait.worker.request import RequestState
 from plait.worker.sampler import Row, sample
+from plait.worker.top import first_largest
 
 pytestmark = pytest.mark.skipif(native is None, reason=f"no CPU kernels: {MISSING}")
 
@@ -57,6 +58,33 @@ def test_sums(isa: str, vocab: int, spread: float, by_torch: pytest.MonkeyPatch)
     by_torch.setattr(sampling, "usable", lambda logits: False)
     theirs = exact.sum_exp(logits, peaks, temperatures)
     assert torch.equal(ours, theirs)
+
+
+@pytest.mark.parametrize("vocab", [1, 63, 64, 65, 1023, 1024, 1025, 5000])
+def test_the_first_of_the_largest(isa: str, vocab: int, by_torch: pytest.MonkeyPatch) -> None:
+    g = torch.Generator().manual_seed(vocab)
+    logits = torch.randn(40, vocab, generator=g)
+    places = torch.randint(vocab, (40, 3), generator=g)
+    logits.scatter_(1, places, 9.0)  # up to three equal ones
+    logits[0], logits[1], logits[2], logits[3] = -math.inf, 0.0, -0.0, -3.0
+    logits[2, vocab // 2] = 0.0  # equal to its neighbours
+    logits[4, places[4, 0]] = math.inf
+    peaks, ids = first_largest(logits)
+    by_torch.setattr(sampling, "usable", lambda logits: False)
+    torch_peaks, torch_ids = first_largest(logits)
+    assert torch.equal(peaks, torch_peaks)
+    assert torch.equal(ids, torch_ids)
+    assert vocab < 1000 or len(set(ids.tolist())) > 20
+
+
+def test_rows_with_nan_have_no_largest(isa: str) -> None:
+    for place in range(0, 1100, 7):
+        logits = torch.zeros(3, 1100)
+        logits[1, place] = math.nan
+        logits[1, (place + 500) % 1100] = math.inf
+        peaks, ids = first_largest(logits)
+        assert peaks.isnan().tolist() == [False, True, False]
+        assert 0 <= int(ids[1]) < 1100
 
 
 @pytest.mark.parametrize("min_p", [0.0, 0.05])

@@ -1,5 +1,6 @@
 #include "../sampling_kernels.hpp"
 
+#include "../simd.hpp"
 #include "tasks.hpp"
 
 namespace plait::PLAIT_ISA {
@@ -132,6 +133,52 @@ void race(const DrawCall& call, std::int64_t begin, std::int64_t end, Best& best
   }
 }
 
+// -- the largest -----------------------------------------------------------------------------------------------
+
+constexpr std::int64_t kMaxBlock = 1024;
+
+// The largest of x [count], NaN if any is; -inf for none.
+float largest_of(const float* x, std::int64_t count) {
+  const f32x16 lowest = splat(-__builtin_inff());
+  f32x16 peak[4] = {lowest, lowest, lowest, lowest};
+  i32x16 nan = zero_int();
+  std::int64_t i = 0;
+  for (; i + 64 <= count; i += 64) {
+#pragma GCC unroll 4
+    for (int j = 0; j < 4; ++j) {
+      const f32x16 v = load(x + i + 16 * j);
+      peak[j] = max(peak[j], v);
+      nan = nan | is_nan(v);
+    }
+  }
+  float best = reduce_max(max(max(peak[0], peak[1]), max(peak[2], peak[3])));
+  bool bad = reduce_add(nan) != 0;
+  for (; i < count; ++i) {
+    bad = bad || x[i] != x[i];
+    best = x[i] > best ? x[i] : best;
+  }
+  return bad ? __builtin_nanf("") : best;
+}
+
+// Block by block, so that only one block is searched for the place.
+void largest_of_row(const float* x, std::int64_t count, float& peak, std::int64_t& id) {
+  peak = -__builtin_inff();
+  id = 0;
+  for (std::int64_t first = 0; first < count; first += kMaxBlock) {
+    const float found = largest_of(x + first, smaller(kMaxBlock, count - first));
+    if (found != found) {
+      peak = found;
+      id = 0;
+      return;
+    }
+    if (found > peak) {
+      peak = found;
+      id = first;
+    }
+  }
+  while (x[id] != peak) ++id;
+}
+
 }  // namespace
 
 void sum_exp(const float* logits, std::int64_t rows, std::int64_t count, const double* peaks,
@@ -164,7 +211,13 @@ std::int64_t draw(const DrawCall& call) {
   return best.token;
 }
 
+void largest(const float* logits, std::int64_t rows, std::int64_t count, float* peaks, std::int64_t* ids) {
+  run_tasks(rows, rows * count, [&](std::int64_t row) {
+    largest_of_row(logits + row * count, count, peaks[row], ids[row]);
+  });
+}
+
 extern const SamplingKernels sampling_kernels;
-constinit const SamplingKernels sampling_kernels{.sum_exp = sum_exp, .draw = draw};
+constinit const SamplingKernels sampling_kernels{.sum_exp = sum_exp, .draw = draw, .largest = largest};
 
 }  // namespace plait::PLAIT_ISA

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, cast
 
@@ -16,6 +16,7 @@ from plait.bench.stats import Ratio
 from plait.core.plan import Admission, Chunk, StepPlan
 from plait.core.sampling_params import SamplingParams
 from plait.kernels.backend import Backend
+from plait.kernels.decoder import Decoder, LayerParams, NormParams
 from plait.models.config import DTYPES, ModelConfig
 from plait.models.sources import DummySource
 from plait.worker.worker import Worker, plan_layout
@@ -30,7 +31,8 @@ _PARTS = {
     "gated_delta": "recurrence",
 }
 """Backend operation -> part of the step. A fused operation counts whole: ``mlp`` with its activation,
-``attention_mixer`` with head norms and rotary, ``delta_mixer`` with convolution and gated norm."""
+``attention_mixer`` with head norms and rotary, ``delta_mixer`` with convolution and gated norm. Decoders
+count likewise."""
 
 
 _MOST_REQUESTS = 8
@@ -38,11 +40,30 @@ _MOST_TOKENS = 4096
 
 
 class TimedBackend:
-    """A backend that sums the time of the operations that models call, by part."""
+    """A backend that sums the time of the operations that models call, by part; decoders sum their own."""
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
-        self.seconds: defaultdict[str, float] = defaultdict(float)
+        self._seconds: defaultdict[str, float] = defaultdict(float)
+        self._decoders: list[Decoder] = []
+        self._taken: dict[str, float] = {}
+
+    def take(self) -> dict[str, float]:
+        """Seconds by part since the last call."""
+        total = self._seconds.copy()
+        for decoder in self._decoders:
+            for part, seconds in decoder.seconds.items():
+                total[part] += seconds
+        spent = {part: seconds - self._taken.get(part, 0.0) for part, seconds in total.items()}
+        self._taken = total
+        return spent
+
+    def decoder(self, layers: Sequence[LayerParams], norm: NormParams) -> Decoder | None:
+        """The backend's own, whose time is counted too."""
+        found = self._backend.decoder(layers, norm)
+        if found is not None:
+            self._decoders.append(found)
+        return found
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(self._backend, name)
@@ -55,7 +76,7 @@ class TimedBackend:
             try:
                 return found(*given, **named)
             finally:
-                self.seconds[part] += time.perf_counter() - start
+                self._seconds[part] += time.perf_counter() - start
 
         return timed
 
@@ -161,10 +182,10 @@ class StepBench:
         done: list[tuple[float, dict[str, float]]] = []
 
         def step() -> None:
-            self._timed.seconds.clear()
+            self._timed.take()
             start = time.perf_counter()
             steps.run()
-            done.append((time.perf_counter() - start, dict(self._timed.seconds)))
+            done.append((time.perf_counter() - start, self._timed.take()))
 
         step()
         done.clear()
@@ -224,8 +245,9 @@ class _Steps:
             self._names = tuple(f"{number} {r}" for r in range(len(self._last)))
             prompt, params = (1,) * (self._at + self._new), SamplingParams(temperature=0)
             admitted = tuple(Admission(name, params, 0, prompt, len(prompt)) for name in self._names)
+        needed = self._worker.arena.geometry.pages_for(self._at + self._new)
         chunks = tuple(
-            Chunk(name, (last,) * self._new, self._at, pages, slot, sample=True)
+            Chunk(name, (last,) * self._new, self._at, pages[:needed], slot, sample=True)
             for name, last, pages, slot in zip(self._names, self._last, self._pages, self._slots, strict=True)
         )
         result = self._worker.execute(StepPlan(number, chunks, admitted=admitted, ended=ended))

@@ -16,12 +16,15 @@ from __future__ import annotations
 import abc
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 
 from plait.kernels.batch import Batch
 from plait.kernels.layout import AttentionCache, RecurrentCache
+
+if TYPE_CHECKING:
+    from plait.kernels.decoder import Decoder, LayerParams, NormParams
 
 
 class Packed(Protocol):
@@ -372,6 +375,14 @@ class Backend(abc.ABC):
     def mlp(self, x: torch.Tensor, gate_up: Packed, down: Packed) -> torch.Tensor:
         """down(SiLU(gate(x)) · up(x)): [T, H] -> [T, H]."""
         return self.linear(self.silu_and_mul(self.linear(x, gate_up)), down)
+
+    def decoder(self, layers: Sequence[LayerParams], norm: NormParams) -> Decoder | None:
+        """All layers of a model and the norm behind them as one operation; None: the backend has no such one.
+
+        Raises:
+            ValueError: the shapes of a layer do not fit each other.
+        """
+        return None
 
 
 def _numbers(parts: Sequence[Rows]) -> torch.Tensor:

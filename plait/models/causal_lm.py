@@ -52,6 +52,7 @@ class CausalLM:
         self._norm = RMSNorm(
             model, "norm", config.hidden_size, config.rms_norm_eps, plus_one=config.norm_plus_one
         )
+        self._decoder = self.backend.decoder([layer.params for layer in self._layers], self._norm.params)
         if config.tie_word_embeddings:
             self._head = self.backend.tied_head(self._embedding)
         else:
@@ -76,12 +77,19 @@ class CausalLM:
         end = max(context + new for context, new in zip(batch.context_lens_host, lengths, strict=True))
         step = Step(batch, caches, *self._rotary.rows(batch.positions, end))
         x = self.backend.embedding(batch.token_ids, self._embedding)
+        wanted, x = batch.logit_rows, self._decode(x, step)
+        if wanted.numel() == 0:
+            return torch.empty((0, self.config.vocab_size), device=self.device)
+        if wanted.numel() != x.shape[0]:  # they rise: as many as there are rows are all of them
+            x = x[wanted]
+        return self.backend.linear(x, self._head, out_dtype=torch.float32)
+
+    def _decode(self, x: torch.Tensor, step: Step) -> torch.Tensor:
+        """All layers and the norm behind them, in one operation where the backend has such a one."""
+        if self._decoder is not None:
+            return self._decoder(x, step.cos, step.sin, step.caches, step.batch)
         residual: torch.Tensor | None = None
         for layer in self._layers:
             x, residual = layer(x, residual, step)
         assert residual is not None
-        wanted = batch.logit_rows
-        if wanted.numel() == 0:
-            return torch.empty((0, self.config.vocab_size), device=self.device)
-        x, _ = self._norm.add(x[wanted], residual[wanted])
-        return self.backend.linear(x, self._head, out_dtype=torch.float32)
+        return self._norm.add(x, residual)[0]

@@ -11,8 +11,9 @@ from typing import Protocol
 
 import torch
 
-from plait.kernels.backend import AttentionParams, DeltaParams, MoeParams, Rows
+from plait.kernels.backend import AttentionParams, DeltaParams, MoeParams, Packed, Rows
 from plait.kernels.batch import Batch
+from plait.kernels.decoder import LayerParams, NormParams
 from plait.kernels.layout import CacheViews
 from plait.models.config import AttentionConfig, DeltaConfig, ModelConfig, MoeConfig
 from plait.models.weights import Weights
@@ -29,7 +30,14 @@ class Step:
 
 
 class Mixer(Protocol):
-    """Mixes tokens of a request: attention or recurrence."""
+    """Mixes tokens of a request: attention or recurrence, between two projections."""
+
+    index: int
+    in_proj: Packed
+    out_proj: Packed
+
+    @property
+    def params(self) -> AttentionParams | DeltaParams: ...
 
     def __call__(self, x: torch.Tensor, step: Step) -> torch.Tensor: ...
 
@@ -51,6 +59,10 @@ class RMSNorm:
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         return self._backend.rms_norm(x, self.weight, self.eps)
+
+    @property
+    def params(self) -> NormParams:
+        return NormParams(self.weight, self.eps)
 
     def add(self, x: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """(norm of the sum, the sum)."""
@@ -243,3 +255,18 @@ class DecoderLayer:
         x = self.mixer(x, step)
         x, residual = self.post_norm.add(x, residual)
         return self.feed_forward(x), residual
+
+    @property
+    def params(self) -> LayerParams:
+        """What the layer is made of, for backends that run whole layers."""
+        mixer, feed_forward = self.mixer, self.feed_forward
+        return LayerParams(
+            input_norm=self.input_norm.params,
+            in_proj=mixer.in_proj,
+            mixer=mixer.params,
+            index=mixer.index,
+            out_proj=mixer.out_proj,
+            post_norm=self.post_norm.params,
+            feed_forward=feed_forward,
+            mlp=(feed_forward.gate_up, feed_forward.down) if isinstance(feed_forward, MLP) else None,
+        )

@@ -48,4 +48,4 @@ class RotaryTable:
             angles = torch.arange(start, start + BLOCK, dtype=torch.float32)[:, None] * self._frequencies
             self._cos = torch.cat((self._cos, angles.cos().to(self._device)))
             self._sin = torch.cat((self._sin, angles.sin().to(self._device)))
-        return self._cos[positions], self._sin[positions]
+        return self._cos.index_select(0, positions), self._sin.index_select(0, positions)

@@ -86,8 +86,7 @@ def build_batch(
     Raises:
         PlanError: a page or a token id does not exist.
     """
-    lengths = [chunk.count for chunk in chunks]
-    starts = [0, *itertools.accumulate(lengths)]
+    starts = [0, *itertools.accumulate(chunk.count for chunk in chunks)]
     context = [chunk.start for chunk in chunks]
     slots = [chunk.slot or 0 for chunk in chunks]
     total, count = starts[-1], len(chunks)
@@ -96,21 +95,20 @@ def build_batch(
         for chunk, first, positions in zip(chunks, starts, wanted, strict=False)
         for position in positions
     ]
-    long = np.empty(2 * total + len(rows), dtype=np.int64)
-    long[:total] = _token_ids(chunks, vocab_size)
-    long[total : 2 * total] = np.arange(total) + np.repeat(np.subtract(context, starts[:-1]), lengths)
-    long[2 * total :] = rows
+    # Lists, until they are whole: a step has few numbers, and a call of numpy costs as much as a hundred.
+    places = itertools.chain.from_iterable(range(chunk.start, chunk.end) for chunk in chunks)
+    long = np.array([*_token_ids(chunks, vocab_size), *places, *rows], dtype=np.int64)
     table = _page_table(chunks, num_pages)
-    short = np.concatenate([np.array(starts + context + slots, dtype=np.int32), table.ravel()])
+    short = np.array(starts + context + slots + table, dtype=np.int32)
 
     token_ids, positions, logit_rows = _parts(long, [total, total, len(rows)], device)
-    bounds, contexts, units, pages = _parts(short, [count + 1, count, count, table.size], device)
+    bounds, contexts, units, pages = _parts(short, [count + 1, count, count, len(table)], device)
     return Batch(
         token_ids=token_ids,
         positions=positions,
         query_start=bounds,
         context_lens=contexts,
-        page_table=pages.view(table.shape),
+        page_table=pages.view(count, -1),
         slots=units,
         query_start_host=tuple(starts),
         context_lens_host=tuple(context),
@@ -124,22 +122,24 @@ def build_batch(
     )
 
 
-def _token_ids(chunks: Sequence[Chunk], vocab_size: int) -> np.ndarray:
-    """int64 [T]"""
-    ids = np.array([t for c in chunks for t in (*c.tokens, *(0,) * c.awaited)], dtype=np.int64)
-    if ids.min() < 0 or ids.max() >= vocab_size:
+def _token_ids(chunks: Sequence[Chunk], vocab_size: int) -> list[int]:
+    """T ids, 0 for those that are awaited."""
+    ids = [token for c in chunks for token in (*c.tokens, *(0,) * c.awaited)]
+    if min(ids) < 0 or max(ids) >= vocab_size:
         wrong = next(c.request_id for c in chunks if any(not 0 <= token < vocab_size for token in c.tokens))
         raise PlanError(f"request {wrong!r} has token ids outside 0 .. {vocab_size - 1}, the vocabulary")
     return ids
 
 
-def _page_table(chunks: Sequence[Chunk], num_pages: int) -> np.ndarray:
-    """int32 [B, P], filled with 0 behind each chunk's pages."""
-    table = np.zeros((len(chunks), max(len(chunk.pages) for chunk in chunks)), dtype=np.int32)
-    for row, chunk in zip(table, chunks, strict=True):
-        row[: len(chunk.pages)] = chunk.pages
-    if table.min() < 0 or table.max() >= num_pages:
-        raise PlanError(f"pages run from {table.min()} to {table.max()}; the arena holds {num_pages}")
+def _page_table(chunks: Sequence[Chunk], num_pages: int) -> list[int]:
+    """B rows of P pages, filled with 0 behind each chunk's."""
+    width = max(len(chunk.pages) for chunk in chunks)
+    table: list[int] = []
+    for chunk in chunks:
+        table += chunk.pages
+        table += [0] * (width - len(chunk.pages))
+    if min(table) < 0 or max(table) >= num_pages:
+        raise PlanError(f"pages run from {min(table)} to {max(table)}; the arena holds {num_pages}")
     return table
 
 

@@ -212,7 +212,7 @@ class ModelRunner:
             if state.failed:  # in the step before, when this one was under way
                 results.append(ChunkResult(chunk.request_id))
                 continue
-            prompt = _score_prompt(state, chunk.start, logits[row : row + size])
+            prompt = _score_prompt(state, chunk.start, logits[row : row + size]) if size else ()
             token, entry = next(drawn) if chunk.sample else (None, None)
             if prompt is None or (chunk.sample and token is None):
                 state.failed = True
@@ -243,8 +243,6 @@ def _score_prompt(state: RequestState, start: int, logits: torch.Tensor) -> tupl
     None where a row has no finite maximum.
     """
     count = logits.shape[0]
-    if count == 0:
-        return ()
     if not bool(logits.amax(-1).isfinite().all()):
         return None
     alternatives = state.params.prompt_logprobs or 0

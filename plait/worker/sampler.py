@@ -72,7 +72,7 @@ def sample(logits: torch.Tensor, rows: Sequence[Row]) -> Samples:
         return Samples([], [])
     peaks, ids = first_largest(logits)
     tokens: list[int | None] = ids.tolist()
-    bad = {r for r, finite in enumerate(peaks.isfinite().tolist()) if not finite}
+    bad = {r for r, peak in enumerate(peaks.tolist()) if not math.isfinite(peak)}
     barred: set[int] = set()
     special = [
         r

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 
 import torch
 
+from plait.kernels.cpu import sampling as native
+
 _BLOCK = 64
 """Columns whose maximum is taken first: one pass of the fastest reduction there is."""
 _MOST_PADDED = 2**22
@@ -18,6 +20,8 @@ def first_largest(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
     A row with NaN gives NaN and some id. ``torch.max`` and ``argmax`` promise the first of equal maxima.
     """
+    if native.usable(logits):
+        return native.largest(logits)
     maxima = _block_maxima(logits)
     peaks, block = maxima.max(-1)
     offsets = torch.arange(_BLOCK, device=logits.device)

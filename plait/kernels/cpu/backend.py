@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
+from plait.kernels.cpu.decoder import CpuDecoder
 from plait.kernels.cpu.linear import LinearOps
 from plait.kernels.cpu.mixers import MixerOps
 from plait.kernels.cpu.native import MISSING, isa, native
 from plait.kernels.cpu.packing import QUANTISATIONS
+from plait.kernels.decoder import LayerParams, NormParams
 from plait.kernels.registry import register
 
 
@@ -50,6 +54,9 @@ class CpuBackend(LinearOps, MixerOps):
             known = ", ".join(self.quantisations)
             raise ValueError(f"{name!r} is not built yet in backend {self.name!r}; there are {known}")
         return CpuBackend(name)
+
+    def decoder(self, layers: Sequence[LayerParams], norm: NormParams) -> CpuDecoder:
+        return CpuDecoder(layers, norm)
 
     def describe(self) -> str:
         return f"instruction set {isa()}"

@@ -29,6 +29,14 @@ def sum_exp(logits: torch.Tensor, peaks: torch.Tensor, temperatures: torch.Tenso
     return sums
 
 
+def largest(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """As ``plait.worker.top.first_largest``."""
+    rows, vocab = logits.shape
+    peaks, ids = torch.empty(rows), torch.empty(rows, dtype=torch.int64)
+    native.largest(logits.data_ptr(), rows, vocab, peaks.data_ptr(), ids.data_ptr())
+    return peaks, ids
+
+
 def draw(
     logits: torch.Tensor, *, peak: float, temperature: float, floor: float, seed: int, position: int
 ) -> int:
