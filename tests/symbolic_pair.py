@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from symbolic import Corruption, SymbolicWorker, World
@@ -173,6 +173,7 @@ class Pair:
     policy: HandOverConfig = End.policy
     make_swap: type[SwapSpace] | None = None
     make_tiers: Callable[[World], Tiers] | None = None
+    answer_lengths: Sequence[int] = tuple(World.answer_lengths)
     check_every: int = 1
     cancel_rate: float = 0.01
     local_rate: float = 0.2
@@ -189,7 +190,10 @@ class Pair:
         }  # fmt: skip
         ends = []
         for kind in (Prefiller, Decoder):
-            chosen = {"make_handover": self.make_handover, "make_link": self.make_link, "policy": self.policy}
+            chosen = {
+                "make_handover": self.make_handover, "make_link": self.make_link, "policy": self.policy,
+                "answer_lengths": list(self.answer_lengths),
+            }  # fmt: skip
             ends.append(type(kind.__name__, (kind,), chosen)(self.seed, **common))
         self.prefiller, self.decoder = ends
         self.prefiller.link.peer, self.decoder.link.peer = self.decoder.link, self.prefiller.link

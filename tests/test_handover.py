@@ -156,13 +156,16 @@ def same(got: Answer, want: Answer) -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("caching", [True, False])
-def test_answers_are_those_of_one_engine(family: str, caching: bool) -> None:
+@pytest.mark.parametrize(
+    ("caching", "ahead"), [(True, False), (False, False), (True, True)], ids=["cached", "uncached", "async"]
+)
+def test_answers_are_those_of_one_engine(family: str, caching: bool, ahead: bool) -> None:
     """All prompts at once, then again: now either side may know them, in part or in whole."""
+    common = {"enable_prefix_caching": caching, "async_scheduling": ahead}
     numbers = range(len(prompts()))
     with (
-        engine(family, enable_prefix_caching=caching, max_num_batched_tokens=150) as prefiller,
-        engine(family, enable_prefix_caching=caching, max_num_batched_tokens=90) as decoder,
+        engine(family, max_num_batched_tokens=150, **common) as prefiller,
+        engine(family, max_num_batched_tokens=90, **common) as decoder,
     ):
         p, d = Seen(), Seen()
         for tag in ("first", "second"):
@@ -297,14 +300,17 @@ def test_short_memory_on_both_sides() -> None:
         assert decoder.scheduler.cache.counters.pages_evicted > 0
 
 
-def test_preempted_after_the_hand_over() -> None:
-    """Long answers in an arena for few: what is preempted is computed anew here, to the same bits."""
+@pytest.mark.parametrize("mode", ["recompute", "swap", "swap, async"])
+def test_preempted_after_the_hand_over(mode: str) -> None:
+    """Long answers in an arena for few: what is preempted is computed anew, or swapped in, to equal bits."""
     asked = SamplingParams(temperature=0.8, logprobs=1, max_tokens=90, ignore_eos=True)
     geometry = make_core(checkpoint("qwen3_5")).scheduler.cache.geometry
     alone = make_core(checkpoint("qwen3_5"), enable_prefix_caching=False)
     want = run(alone, [prompts()[7]] * 5, asked, at_once=1, seeds=range(5))
     slabs = 3 * geometry.slabs_for(100 + 50)
-    with engine("qwen3_5") as prefiller, engine("qwen3_5", slabs=slabs) as decoder:
+    settings = {"swap_slabs": slabs, "preemption_mode": "swap"} if "swap" in mode else {}
+    settings["async_scheduling"] = "async" in mode
+    with engine("qwen3_5") as prefiller, engine("qwen3_5", slabs=slabs, **settings) as decoder:
         p, d = Seen(), Seen()
         for i in range(5):
             [reply] = prefill(prefiller, p, [7], f"{i}-")
@@ -313,6 +319,8 @@ def test_preempted_after_the_hand_over() -> None:
         assert [(a.tokens, a.logprobs) for a in got] == [(a.tokens, a.logprobs) for a in want]
         assert decoder.scheduler.counters.preemptions > 0
         assert decoder.scheduler.handover.counters.received > 0
+        if "swap" in mode:
+            assert decoder.swap.counters.resumed > 0
         step_until(lambda: quiet(prefiller) and quiet(decoder), (decoder, d), (prefiller, p))
 
 

@@ -9,8 +9,9 @@ import random
 from collections import Counter
 
 import pytest
-from symbolic import Corruption, SymbolicWorker
+from symbolic import Corruption, SymbolicWorker, World, answer
 from symbolic_pair import Job, Link, Pair
+from symbolic_tier import SymbolicTier
 
 from plait.core.arena import IntegrityError
 from plait.core.cache import Cache
@@ -18,9 +19,11 @@ from plait.core.geometry import Geometry
 from plait.core.handover import HandOver, HandOverConfig
 from plait.core.orders import Arrived, Source
 from plait.core.plan import Copy, Kind
-from plait.core.request import Request
+from plait.core.request import Request, Status
 from plait.core.sampling_params import SamplingParams
 from plait.core.scheduler import Scheduler, SchedulerConfig
+from plait.core.swap import SwapSpace
+from plait.core.tiers import Tiers
 
 
 @pytest.mark.parametrize(
@@ -48,6 +51,81 @@ def test_no_hand_over_corrupts_memory(pairs, steps):
     assert min(totals[why] for why in ("released", "expired", "lost", "withdrawn", "forgone")) >= 1
     assert min(totals["moved"], totals["preempted on the decoder"]) >= 3
     assert {"partly known", "all fetched", "landed in a queue"} <= seen
+
+
+def test_swap_and_tiers_beside_hand_over():
+    """Requests whose prompt came from a peer are swapped out and come back; tiers read what leases hold."""
+    totals: Counter[str] = Counter()
+
+    def tiers(world: World) -> Tiers:
+        return Tiers(world.cache, SymbolicTier(world))
+
+    for seed in range(24):
+        pair = Pair(
+            seed, depth=1 + seed % 3, check_every=3, make_swap=SwapSpace,
+            make_tiers=tiers if seed % 2 else None, answer_lengths=(8, 40, 80),
+        )  # fmt: skip
+        pair.run(250)
+        for end in (pair.prefiller, pair.decoder):
+            assert not any(end.scheduler.swap.book.units)
+            totals.update(kept=end.scheduler.swap.counters.kept, resumed=end.scheduler.swap.counters.resumed)
+            if end.scheduler.tiers is not None:
+                read = end.scheduler.tiers.counters
+                totals.update(read=read.pages_read + read.snapshots_read, written=read.pages_written)
+        totals["received"] += pair.decoder.handover.counters.received
+    assert totals["received"] > 50, totals
+    assert min(totals["kept"], totals["resumed"], totals["read"], totals["written"]) > 10, totals
+
+
+def test_a_prompt_that_came_is_swapped_out_and_comes_back():
+    """It has not run here yet: what came of it is copied out, and back, and nothing is computed anew."""
+    geometry = Geometry(4, 64, 200, 1, 64 * 100)
+    cache, worker = Cache(geometry), SymbolicWorker(geometry)
+    far, theirs = Cache(geometry), SymbolicWorker(geometry)
+    worker.swap = SymbolicWorker(geometry)
+    links = Link(theirs, random.Random(0)), Link(worker, random.Random(0))
+    links[0].peer, links[1].peer = links[1], links[0]
+    config = SchedulerConfig(64, 1, 100)
+    prefiller = Scheduler(far, config, handover=HandOver(far, links[0], clock=lambda: 0.0))
+    decoder = Scheduler(
+        cache, config, swap=SwapSpace(cache, geometry), handover=HandOver(cache, links[1], clock=lambda: 0.0)
+    )
+    prompt, params = list(range(22)), SamplingParams(max_tokens=9)
+    prefiller.add(Request("p", list(prompt), 22, params, 0, 1, leave_at=prefiller.leave_at(22)))
+    plan = prefiller.schedule()
+    prefiller.update(plan, theirs.execute(plan))
+    [progress], _ = prefiller.drain()
+    got = []
+
+    def step():
+        plan = decoder.schedule()
+        decoder.drain()
+        for one in decoder.update(plan, worker.execute(plan)) if plan is not None else ():
+            if one.request_id == "d":
+                got.extend(one.tokens)
+        decoder.drain()
+        decoder.check()
+        for job in list(links[1].jobs):
+            job.fate = "ends"
+            links[1].move(job)
+
+    decoder.add(Request("busy", [1, 2], 2, params, 0, 60))
+    step()
+    source = Source("prefiller", "here", 1, progress.offer.lease_id, progress.offer.num_tokens)
+    request = Request("d", list(prompt), 22, params, 0, 9, source=source)
+    decoder.add(request)
+    while request.status is not Status.LANDED:
+        step()
+    decoder._preempt(request)
+    assert request.image.cursor == 21
+    decoder.cancel("busy")
+    computed = decoder.counters.computed_tokens
+    while decoder.has_work:
+        step()
+    assert got == answer(prompt, 9, frozenset())
+    assert decoder.counters.computed_tokens - computed == 9
+    assert (decoder.swap.counters.kept, decoder.swap.counters.resumed) == (1, 1)
+    assert not any(decoder.swap.book.units)
 
 
 def test_failing_by_policy():
