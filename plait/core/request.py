@@ -56,6 +56,8 @@ class Request:
     status: Status = Status.WAITING
     num_computed_tokens: int = 0
     num_committed_tokens: int = 0
+    num_reached_tokens: int = 0
+    """the furthest that the cursor has been; what is computed below it was computed before"""
     pages: list[Unit] = field(default_factory=list)
     slot: Unit | None = None
     table: tuple[int, ...] = ()

@@ -166,6 +166,7 @@ class EngineCore:
             prompt_tokens_total=counters.prompt_tokens,
             cached_tokens_total=counters.cached_tokens,
             computed_tokens_total=counters.computed_tokens,
+            recomputed_tokens_total=counters.recomputed_tokens,
             generation_tokens_total=counters.generated_tokens,
             preemptions_total=counters.preemptions,
             requests_total=dict(counters.finished),
@@ -175,6 +176,7 @@ class EngineCore:
             pages_evicted_total=kept.pages_evicted,
             units_moved_total=kept.units_moved,
             exports_skipped_total=kept.exports_skipped,
+            copied_bytes_total=dict(kept.copied_bytes),
         )
 
     def close(self) -> None:

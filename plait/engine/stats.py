@@ -35,6 +35,8 @@ class EngineStats:
     cached_tokens_total: int = 0
     """of these, found in the prefix cache"""
     computed_tokens_total: int = 0
+    recomputed_tokens_total: int = 0
+    """of these, computed a second time, after a preemption"""
     generation_tokens_total: int = 0
     preemptions_total: int = 0
     requests_total: dict[str, int] = field(default_factory=dict)
@@ -46,3 +48,6 @@ class EngineStats:
     pages_evicted_total: int = 0
     units_moved_total: int = 0
     exports_skipped_total: int = 0
+    """snapshots that were wanted but found no memory"""
+    copied_bytes_total: dict[str, int] = field(default_factory=dict)
+    """bytes that the cache had copied: "snapshot", "restore" or "move" """
