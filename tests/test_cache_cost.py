@@ -71,7 +71,7 @@ RATIOS = {"4B": 1570, "27B": 2350, "35B-A3B": 3140}
 
 
 @pytest.mark.parametrize("ratio", RATIOS.values(), ids=RATIOS)
-@pytest.mark.parametrize("lengths", [(100, 100), (300, 3000), (2000, 30_000)])
+@pytest.mark.parametrize("lengths", [(128, 128), (300, 3000), (2000, 30_000)])
 @pytest.mark.parametrize("chat", [False, True])
 def test_snapshots_of_real_shapes(ratio: int, lengths: tuple[int, int], chat: bool) -> None:
     """The scheduler's own counters, without a model; conversations mark two more positions."""
@@ -95,7 +95,7 @@ def test_snapshots_of_real_shapes(ratio: int, lengths: tuple[int, int], chat: bo
     assert counters.computed_tokens - counters.recomputed_tokens == total + 60 * 2
     assert copied["snapshot"] == exports * geometry.state_bytes > 0
     assert copied["restore"] == 0
-    assert share(copied.total(), total, geometry) <= MOST
+    assert share(copied.total(), total, geometry) < MOST
 
 
 @pytest.mark.parametrize("caching", [True, False])
