@@ -166,12 +166,15 @@ class Engines:
     decoder: EngineCore
     prefiller: EngineCore | None = None
     _sent: dict[str, tuple[list[int], Ask, dict[str, Any]]] = field(default_factory=dict)
+    _open: set[str] = field(default_factory=set)
+    """requests without an end: between two engines one may be in neither"""
 
     @property
     def cores(self) -> list[EngineCore]:
         return [core for core in (self.prefiller, self.decoder) if core is not None]
 
     def send(self, name: str, prompt: list[int], ask: Ask) -> None:
+        self._open.add(name)
         marks: dict[str, Any] = {}
         if ask.in_chat:
             end = len(prompt) - len(OPENING)
@@ -188,12 +191,15 @@ class Engines:
         core.add(name, prompt, ask.params, seed=ask.seed, max_tokens=ask.params.max_tokens, **more)
 
     def hang_up(self, name: str) -> None:
+        self._open.discard(name)
+        self._sent.pop(name, None)
         for core in self.cores:
             core.cancel(name)
 
     @property
     def busy(self) -> bool:
-        return any(core.has_work for core in self.cores)
+        between = self.prefiller is not None and bool(self._open)
+        return between or any(core.has_work for core in self.cores)
 
     def step(self) -> list[Any]:
         """One step of each engine; the progress of answers."""
@@ -202,13 +208,14 @@ class Engines:
             assert not {**outcome.failed, **outcome.refused}
             for progress in outcome.progress:
                 reply = self.prefiller.reply(progress)
-                if reply is not None:
+                if reply is not None and progress.request_id in self._sent:
                     prompt, ask, marks = self._sent.pop(progress.request_id)
                     self._add(self.decoder, progress.request_id, prompt, ask, marks | _transfer(reply))
         outcome = self.decoder.step()
         assert not {**outcome.failed, **outcome.refused}
         if self.prefiller is not None and getattr(outcome, "idle", False) and not outcome.progress:
             self._sleep()
+        self._open -= {progress.request_id for progress in outcome.progress if progress.finish_reason}
         return outcome.progress
 
     def _sleep(self) -> None:
