@@ -84,8 +84,12 @@ class AsyncEngine:
         """request id -> ids of its answers in the engine"""
 
     @classmethod
-    async def start(cls, args: EngineArgs, *, on_stage: Callable[[str], None] | None = None) -> AsyncEngine:
+    async def start(
+        cls, args: EngineArgs, *, on_stage: Callable[[str], None] | None = None, limits_both: bool = False
+    ) -> AsyncEngine:
         """Find the model, start the engine process and load it.
+
+        ``limits_both``: ``memory_limit`` bounds this process and the engine's together.
 
         Raises:
             ConfigError: settings that cannot hold.
@@ -103,7 +107,7 @@ class AsyncEngine:
         tokenizer = await asyncio.to_thread(_load_tokenizer, args, path)
         template = _chat_template(args, tokenizer)
         defaults = generation_config(path, tokenizer)
-        client = EngineClient(replace(args, model=str(path)))
+        client = EngineClient(replace(args, model=str(path)), limits_both=limits_both)
         ready = await client.start(stage)
         info = EngineInfo(
             model=args.served_model_name or args.model,

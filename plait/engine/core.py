@@ -223,6 +223,7 @@ class EngineCore:
             prompt_tokens_total=counters.prompt_tokens,
             cached_tokens_total=counters.cached_tokens,
             computed_tokens_total=counters.computed_tokens,
+            recomputed_tokens_total=counters.recomputed_tokens,
             generation_tokens_total=counters.generated_tokens,
             preemptions_total=counters.preemptions,
             requests_total=dict(counters.finished),
@@ -237,6 +238,7 @@ class EngineCore:
             tier_read_total={"page": tier.pages_read, "snapshot": tier.snapshots_read},
             tier_writes_skipped_total=tier.writes_skipped,
             tier_reads_failed_total=tier.reads_failed,
+            copied_bytes_total=dict(kept.copied_bytes),
         )
 
     def close(self) -> None:
