@@ -30,7 +30,7 @@ class _Vocabulary:
     def __init__(self, tokenizer: Tokenizer, vocab_size: int, end_token_ids: Sequence[int]) -> None:
         self._tokenizer = tokenizer
         self.eos_token_id = end_token_ids[0]
-        self.bos_token_id = tokenizer.bos_token_id
+        self.bos_token_id = None
         self.tokens = [tokenizer.token_bytes(i) for i in range(vocab_size)]
         ends = [i for i in end_token_ids if i < vocab_size]
         self.special_token_ids = sorted({*tokenizer.special_ids, *ends})
@@ -74,6 +74,14 @@ class Grammars:
                     self._kept.popitem(last=False)
             self._kept.move_to_end(grammar)
             return known
+
+    def holds(self, grammar: str) -> bool:
+        """Whether a grammar can be compiled; waits for it."""
+        try:
+            self.submit(grammar).result()
+        except GrammarError:
+            return False
+        return True
 
     def _compile(self, grammar: str) -> LLMatcher:
         if len(grammar.encode()) > MOST_BYTES:
