@@ -23,7 +23,7 @@ async def chat_completions(service: Service, body: ChatRequest, http: HTTPReques
     """Render the conversation, and answer it."""
     service.check(body)
     params = body.sampling_params(service.defaults, logprobs=body.logprobs_asked())
-    form = body.form()
+    form = await body.form()
     turn = Turn(
         body.messages,
         toolbox(body.tools, body.tool_choice, body.parallel_tool_calls),

@@ -5,6 +5,7 @@ A field is either honoured or refused by name; none is ignored in silence. Null 
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import Annotated, Any, ClassVar, cast
 
@@ -158,13 +159,15 @@ class Request(BaseModel):
     def _refuse_what_is_not_served(cls, data: Any) -> Any:
         return only_served(data, list(cls.model_fields), cls.not_served)
 
-    def form(self) -> Form | None:
+    async def form(self) -> Form | None:
         """What the request asks of its answer's form.
 
         Raises:
             APIError: it cannot be had; names the field.
         """
-        return asked_form(self.response_format, self.structured_outputs)
+        if self.response_format is None and self.structured_outputs is None:
+            return None
+        return await asyncio.to_thread(asked_form, self.response_format, self.structured_outputs)
 
     def max_new_tokens(self) -> int | None:
         raise NotImplementedError

@@ -34,7 +34,7 @@ async def create_response(service: Service, body: ResponsesRequest, http: HTTPRe
     service.check_priority(body.priority)
     effort = body.effort()
     params = body.sampling_params(service.defaults)
-    form = body.form()
+    form = await body.form()
     kwargs = service.thinking_kwargs(effort) | body.chat_template_kwargs
     tools = body.toolbox()
     prompt = await service.render(Turn(body.messages(), tools, kwargs, param="input"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import binascii
 from typing import Any
@@ -107,9 +108,11 @@ class ResponsesRequest(BaseModel):
             raise APIError(400, "reasoning.effort must be a string", "reasoning.effort")
         return effort
 
-    def form(self) -> Form | None:
+    async def form(self) -> Form | None:
         """``text.format``. Raises APIError where it cannot be had."""
-        return of_response_format((self.text or {}).get("format"), "text.format", nested=False)
+        if (given := (self.text or {}).get("format")) is None:
+            return None
+        return await asyncio.to_thread(of_response_format, given, "text.format", nested=False)
 
     @property
     def wants_encrypted(self) -> bool:

@@ -11,8 +11,8 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
 from plait.text.tokenizer import Tokenizer
 
-MOST_BYTES = 256 * 1024
-"""Longest grammar, as it is written."""
+MOST_BYTES = 512 * 1024
+"""Longest grammar, with what compiling it needs to know."""
 _KEPT = 128
 """Compiled grammars kept for the next request."""
 _THREADS = 2

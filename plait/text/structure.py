@@ -20,6 +20,8 @@ JSON_OPTIONS: dict[str, Any] = {
 }
 LENIENT = {"coerce_one_of": True, "lenient": True}
 """For schemas that are a hint: what is not supported is passed over."""
+MOST_BYTES = 256 * 1024
+"""Longest grammar or schema, as it is written."""
 _MOST_DEPTH = 64
 
 
@@ -45,7 +47,14 @@ def schema_text(schema: Any) -> str:
         raise ValueError(f"the schema is nested more than {_MOST_DEPTH} deep")
     if "x-guidance" in schema:
         raise ValueError("x-guidance cannot be set")
-    return json.dumps(schema, ensure_ascii=False)
+    return _limited(json.dumps(schema, ensure_ascii=False))
+
+
+def _limited(text: str) -> str:
+    """The text itself, if it is not too long."""
+    if len(text.encode()) > MOST_BYTES:
+        raise ValueError(f"it is longer than {MOST_BYTES // 1024} KiB")
+    return text
 
 
 def _too_deep(value: Any) -> bool:
@@ -84,8 +93,9 @@ def of_grammar(text: str) -> str:
     """A context-free grammar, in Lark's form or in GBNF.
 
     Raises:
-        ValueError: it is neither.
+        ValueError: it is neither, or too long.
     """
+    _limited(text)
     try:
         return str(grammar_from("grammar", text))
     except Exception as fault:  # the converter raises what it comes upon
