@@ -30,6 +30,7 @@ from plait.engine.outputs import (
 )
 from plait.engine.resolve import model_config
 from plait.engine.stats import EngineStats
+from plait.engine.tokenizer import load_tokenizer
 from plait.models.generation import GenerationDefaults, generation_config
 from plait.models.hub import resolve_model
 from plait.text.answer import AnswerText, Piece
@@ -104,7 +105,7 @@ class AsyncEngine:
             path
         )  # a model that cannot be served is said before anything about its tokenizer
         stage("loading the tokenizer")
-        tokenizer = await asyncio.to_thread(_load_tokenizer, args, path)
+        tokenizer = await asyncio.to_thread(load_tokenizer, args, path)
         template = _chat_template(args, tokenizer)
         defaults = generation_config(path, tokenizer)
         client = EngineClient(replace(args, model=str(path)), limits_both=limits_both)
@@ -416,14 +417,6 @@ def _gather(output: RequestOutput, delta: CompletionDelta) -> None:
 
 def _new_id() -> str:
     return uuid.uuid4().hex
-
-
-def _load_tokenizer(args: EngineArgs, path: Path) -> Tokenizer | None:
-    if args.skip_tokenizer_init:
-        return None
-    if args.tokenizer is None:
-        return Tokenizer.load(path)
-    return Tokenizer.load(resolve_model(args.tokenizer, args.revision, args.download_dir))
 
 
 def _chat_template(args: EngineArgs, tokenizer: Tokenizer | None) -> ChatTemplate | None:

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from plait.core.cache import Cache
 from plait.core.pace import Pace
 from plait.core.request import Request
 from plait.core.sampling_params import SamplingParams
-from plait.core.scheduler import Progress, Scheduler, SchedulerConfig
+from plait.core.scheduler import Progress, Refused, Scheduler, SchedulerConfig
 from plait.core.snapshots import SnapshotPolicy
 from plait.core.swap import SwapCounters, SwapSpace
 from plait.core.tiers import TierCounters, Tiers
@@ -23,7 +24,10 @@ from plait.engine.memory import memory_bytes, parse_bytes
 from plait.engine.resolve import Resolved
 from plait.engine.sharing import finish
 from plait.engine.stats import EngineStats
+from plait.engine.structured import GrammarQueue
 from plait.engine.tier import open_tier
+from plait.engine.tokenizer import load_tokenizer
+from plait.text.grammar import Grammars
 from plait.worker.line import StepLine, StepRun
 from plait.worker.worker import Worker
 
@@ -36,6 +40,10 @@ WAIT_SECONDS = 0.01
 FLUSH_SECONDS = 2.0
 """How long the end of the engine may take for what waits to be written to the disk."""
 
+OUTGROWN = (
+    "nothing more can come in this answer: its grammar has grown beyond its limits, or asks for what the "
+    "model's tokens cannot write; simplify the schema or grammar"
+)
 ALL_BARRED = "min_tokens bars every token that could come; ask for fewer stop_token_ids, or min_tokens=0"
 
 
@@ -86,6 +94,10 @@ class EngineCore:
         self.resolved = replace(resolved, decisions=(*resolved.decisions, *decisions))
         self.swap = SwapSpace(cache, worker.swap_geometry) if worker.swap_geometry is not None else None
         self.scheduler = Scheduler(cache, config, pace, self.tiers, self.swap)
+        tokenizer = partial(load_tokenizer, args, resolved.path)
+        ends = resolved.generation.eos_token_ids
+        self.structured = GrammarQueue(Grammars(tokenizer, resolved.config.vocab_size, ends))
+        worker.runner.matcher_of = self.structured.matcher_of
         self._line = StepLine(worker, threaded=resolved.async_scheduling)
         self._steps_ahead = 2 if resolved.async_scheduling else 1
         self._step_seconds = 0.0
@@ -121,29 +133,33 @@ class EngineCore:
         ends = set(params.stop_token_ids or ())
         if not params.ignore_eos:
             ends.update(self.resolved.generation.eos_token_ids)
-        self.scheduler.add(
-            Request(
-                id=request_id,
-                tokens=list(tokens),
-                num_prompt_tokens=len(tokens),
-                params=params,
-                seed=seed,
-                max_tokens=max_tokens,
-                end_token_ids=frozenset(ends),
-                priority=priority,
-                cache_salt=cache_salt,
-                tail=tail,
-                boundaries=boundaries,
-            )
+        request = Request(
+            id=request_id,
+            tokens=list(tokens),
+            num_prompt_tokens=len(tokens),
+            params=params,
+            seed=seed,
+            max_tokens=max_tokens,
+            end_token_ids=frozenset(ends),
+            priority=priority,
+            cache_salt=cache_salt,
+            tail=tail,
+            boundaries=boundaries,
         )
+        if params.structure is None:
+            self.scheduler.add(request)
+        elif request_id in self.structured:
+            raise Refused(f"request id {request_id!r} is in use; choose another")
+        else:
+            self.structured.add(request)
 
     def cancel(self, request_id: str) -> bool:
-        return self.scheduler.cancel(request_id)
+        return self.structured.forget(request_id) | self.scheduler.cancel(request_id)
 
     @property
     def has_work(self) -> bool:
         """Requests wait or run, or a step is in flight."""
-        return self.scheduler.has_work or len(self._line) > 0
+        return self.scheduler.has_work or len(self._line) > 0 or len(self.structured) > 0
 
     # -- steps ------------------------------------------------------------------------------
 
@@ -153,6 +169,25 @@ class EngineCore:
         With asynchronous scheduling the next step is launched before this one is waited for, and runs while
         its outcome is on the way to clients: their messages are handled, and the step after it is planned.
         """
+        refused = self._admit_structured()
+        outcome = self._step()
+        outcome.refused |= refused
+        ended = [p.request_id for p in outcome.progress if p.finish_reason is not None]
+        for request_id in (*ended, *outcome.failed, *outcome.refused):
+            self.structured.forget(request_id)
+        return outcome
+
+    def _admit_structured(self) -> dict[str, str]:
+        """Queue the requests whose grammar is there; why others cannot be served."""
+        ready, refused = self.structured.take()
+        for request in ready:
+            try:
+                self.scheduler.add(request)
+            except Refused as fault:
+                refused[request.id] = str(fault)
+        return refused
+
+    def _step(self) -> StepOutcome:
         while len(self._line) < self._steps_ahead:
             plan = self.scheduler.schedule()
             if plan is None:
@@ -160,7 +195,9 @@ class EngineCore:
             self._line.launch(plan)
         if len(self._line):
             return self._take_in(self._line.collect())
-        if self.tier is not None:
+        if len(self.structured):
+            self.structured.wait(WAIT_SECONDS)
+        elif self.tier is not None:
             self.tier.wait(WAIT_SECONDS)
         return StepOutcome()
 
@@ -188,9 +225,11 @@ class EngineCore:
             self._idle_seconds += step.began - self._last_end
         outcome = StepOutcome()
         if step.fault is not None:
+            structured = {q.id for q in self.scheduler.requests.values() if q.params.structure is not None}
             failed = set(self.scheduler.fail(step.plan, (*step.fault.request_ids, *step.fault.barred)))
             outcome.failed = dict.fromkeys(failed.intersection(step.fault.request_ids), NOT_FINITE)
-            outcome.refused = dict.fromkeys(failed.intersection(step.fault.barred), ALL_BARRED)
+            for request_id in failed.intersection(step.fault.barred):
+                outcome.refused[request_id] = OUTGROWN if request_id in structured else ALL_BARRED
         outcome.progress = self.scheduler.update(step.plan, step.result, step.seconds)
         self._last_end = step.ended if self.has_work else None
         return outcome
@@ -211,7 +250,7 @@ class EngineCore:
         swap = self.swap.counters if self.swap is not None else SwapCounters()
         return EngineStats(
             running=len(scheduler.running),
-            waiting=len(scheduler.waiting),
+            waiting=len(scheduler.waiting) + len(self.structured),
             **cache.usage(),
             arena_bytes=cache.geometry.num_slabs * cache.geometry.slab_bytes,
             weight_bytes=self.worker.weight_bytes,
@@ -243,6 +282,7 @@ class EngineCore:
 
     def close(self) -> None:
         """Wait for the step that runs and for what is on its way to the disk, then give the memory back."""
+        self.structured.close()
         self._line.close()
         if self.tier is not None:
             if not self.has_work:

@@ -26,6 +26,7 @@ async def completions(service: Service, body: CompletionRequest, http: HTTPReque
         if not prompt.token_ids:
             which = "prompt" if len(prompts) == 1 else f"prompt[{i}]"
             raise APIError(400, f"{which} is empty: it must hold at least one token", "prompt")
+    params = await service.with_form(params, prompts[0], await body.form())
     return await CompletionAnswer(service, body, prompts, params).respond(http)
 
 
