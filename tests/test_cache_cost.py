@@ -23,6 +23,7 @@ from plait.core.sampling_params import SamplingParams
 from plait.core.scheduler import Scheduler, SchedulerConfig
 from plait.engine.core import EngineCore
 from plait.engine.stats import EngineStats
+from plait.worker.runner import PreparedStep
 
 MOST = 0.03
 
@@ -126,12 +127,13 @@ def watch(core: EngineCore, geometry: Geometry) -> Counter[str]:
     """Counts what the worker is told to do."""
     seen: Counter[str] = Counter()
     reached: Counter[str] = Counter()
-    real = core.worker.execute
+    runner = core.worker.runner
+    real = runner.prepare
 
-    def execute(plan: StepPlan) -> StepResult:
+    def prepare(plan: StepPlan) -> PreparedStep:
         for chunk in plan.chunks:
             before = reached[chunk.request_id]
-            seen["tokens"] += len(chunk.tokens)
+            seen["tokens"] += chunk.count
             seen["again"] += sum(position < before for position in range(chunk.start, chunk.end))
             reached[chunk.request_id] = max(before, chunk.end)
             seen["bytes"] += len(chunk.exports) * geometry.state_bytes
@@ -139,5 +141,5 @@ def watch(core: EngineCore, geometry: Geometry) -> Counter[str]:
             seen["bytes"] += geometry.page_bytes if copy.kind is Kind.PAGE else geometry.state_bytes
         return real(plan)
 
-    core.worker.execute = execute  # type: ignore[method-assign]
+    runner.prepare = prepare  # type: ignore[method-assign]
     return seen
