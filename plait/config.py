@@ -70,7 +70,7 @@ class EngineArgs:
     device: str = _setting("auto", "auto, cpu or cuda.")
     cpu_threads: int | None = _setting(None, "Threads that compute, on the CPU.")
     memory_limit: int | str | None = _setting(
-        None, 'Bytes (or "2GiB") that the engine process may hold, weights included.'
+        None, 'Bytes (or "2GiB") that plait may hold: weights, cache, and with "plait serve" the server.'
     )
     skip_tokenizer_init: bool = _setting(False, "Token ids in, token ids out: load no tokenizer.")
     chat_template: str | None = _setting(None, "A jinja file or the template itself; the model's by default.")

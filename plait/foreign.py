@@ -84,8 +84,8 @@ FOREIGN: dict[str, Foreign] = {
     "max_log_len": Foreign(_LOGS),
     # accepted only where they ask for nothing
     "response_role": Foreign("answers are the assistant's", accepts=("assistant",)),
-    "structured_outputs_config": Foreign("structured output is not served", accepts=(*_OFF, "{}")),
-    "guided_decoding_backend": Foreign("structured output is not served", accepts=(*_OFF, "auto")),
+    "structured_outputs_config": Foreign("structured output has nothing to set", accepts=(*_OFF, "{}")),
+    "guided_decoding_backend": Foreign("llguidance does it", accepts=(*_OFF, "auto", "guidance")),
     "tool_parser_plugin": Foreign(
         "formats of tool calls are tables of plait; see tool_call_parser", accepts=_OFF
     ),

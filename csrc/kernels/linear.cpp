@@ -3,6 +3,8 @@
 // Threads share out panels, never k. Up to kMaxRows rows are one tile high, and panels are read once, as
 // stored: memory is the limit. With more rows a thread takes a few panels at a time through all blocks of
 // rows, so that those panels stay in its cache; 16-bit weights are widened to float32 once for all rows.
+#include <algorithm>
+
 #include "../linear/embedding.hpp"
 #include "../linear/tiles.hpp"
 #include "../linear_kernels.hpp"
@@ -240,19 +242,23 @@ void run(const ExpertsCall& call, std::int64_t y_stride) {
     });
   }
 
-  // Items are the panels of the experts that have rows, one after another.
+  // Items are the panels of the experts that have rows, one expert after another, by as many as a tile takes:
+  // a tile of fewer leaves part of the registers unused.
   std::int64_t active = 0;
   for (std::int64_t e = 0; e < call.experts; ++e) active += call.starts[e + 1] > call.starts[e];
-  const std::int64_t grain = kWorthAThread / panel_nanoseconds(job, rows / active) + 1;
-  parallel_for(active * panels, grain, [&](std::int64_t begin, std::int64_t end, int) {
-    std::int64_t first = 0;  // item of the expert's first panel
+  const std::int64_t height = std::min<std::int64_t>((rows + active - 1) / active, kMaxRows);
+  const std::int64_t wide = panels_at_once(static_cast<int>(height));
+  const std::int64_t items = (panels + wide - 1) / wide;
+  const std::int64_t grain = kWorthAThread / (wide * panel_nanoseconds(job, rows / active)) + 1;
+  parallel_for(active * items, grain, [&](std::int64_t begin, std::int64_t end, int) {
+    std::int64_t first = 0;  // the expert's first item
     for (std::int64_t e = 0; e < call.experts && first < end; ++e) {
       const Group group = group_of(e);
       if (group.rows == 0) continue;
-      const std::int64_t from = begin > first ? begin - first : 0;
-      const std::int64_t to = end - first < panels ? end - first : panels;
-      if (from < to) run_group<format>(job, group, from, to);
-      first += panels;
+      const std::int64_t from = std::max(begin - first, std::int64_t{0});
+      const std::int64_t to = std::min(end - first, items);
+      if (from < to) run_group<format>(job, group, from * wide, std::min(to * wide, panels));
+      first += items;
     }
   });
 }

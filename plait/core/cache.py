@@ -31,6 +31,8 @@ class CacheCounters:
     units_moved: int = 0
     exports_skipped: int = 0
     """snapshots that were wanted but found no memory"""
+    copied_bytes: Counter[str] = field(default_factory=Counter)
+    """bytes written by copying: "snapshot" (states exported), "restore" (what a hit goes on from), "move" """
 
 
 class Cache:
@@ -187,8 +189,10 @@ class Cache:
         complete = len(own) == (2 if leaf else 1)
         if complete:
             pairs = zip(sources, own, strict=False)  # without a snapshot there is nothing to copy
-            for source, unit in pairs:
-                self.copies.append(Copy(source.kind, source.index, unit.index))
+            copies = [Copy(source.kind, source.index, unit.index) for source, unit in pairs]
+            if copies:
+                self._copy(copies, "restore")
+            for unit in own:
                 unit.copied = self.launched + 1
         else:
             for unit in own:
@@ -265,6 +269,7 @@ class Cache:
                 self.counters.exports_skipped += 1
                 continue
             self.num_pending += 1
+            self.counters.copied_bytes["snapshot"] += self.geometry.state_bytes
             pending.append(PendingExport(position, state, kind))
         return pending
 
@@ -587,11 +592,17 @@ class Cache:
             other = Kind.STATE if kind is Kind.PAGE else Kind.PAGE
             copies = self.book.vacate(other, self.launched + 1)
             if copies:
-                self.copies += copies
+                self._copy(copies, "move")
                 self.moved = self.launched + 1
                 self.counters.units_moved += len(copies)
                 return True
         return self._evict_one()
+
+    def _copy(self, copies: Sequence[Copy], why: str) -> None:
+        """The next plan carries these copies."""
+        self.copies += copies
+        sizes = {Kind.PAGE: self.geometry.page_bytes, Kind.STATE: self.geometry.state_bytes}
+        self.counters.copied_bytes[why] += sum(sizes[copy.kind] for copy in copies)
 
     def _hold(self, unit: Unit) -> None:
         unit.refs += 1

@@ -87,6 +87,8 @@ class Request:
     num_committed_tokens: int = 0
     num_awaited: int = 0
     """tokens that steps in flight are sampling"""
+    num_reached_tokens: int = 0
+    """the furthest that the cursor has been; what is computed below it was computed before"""
     pages: list[Unit] = field(default_factory=list)
     slot: Unit | None = None
     table: tuple[int, ...] = ()

@@ -47,6 +47,26 @@ class ThinkingBudget:
     opens: tuple[int, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class Structure:
+    """What an answer must look like once its reasoning is over.
+
+    Args:
+        grammar: as llguidance reads it.
+        ends: sequences of tokens of which each ends the reasoning that the answer begins in; empty: the
+            grammar begins at once.
+        opens: a token that begins reasoning, if it is the answer's first; then ``ends`` end that.
+        lead: tokens of white space, of which one may stand between the reasoning and what the grammar says.
+        barred: tokens that may not come in the reasoning, such as those that would begin a call.
+    """
+
+    grammar: str
+    ends: tuple[tuple[int, ...], ...] = ()
+    opens: int | None = None
+    lead: tuple[int, ...] = ()
+    barred: tuple[int, ...] = ()
+
+
 @dataclass(slots=True)
 class SamplingParams:
     """Sampling parameters of one request.
@@ -66,6 +86,7 @@ class SamplingParams:
         prompt_logprobs: the same for prompt tokens; such a request does not read the prefix cache.
         logit_bias: token id to a number added to its logit.
         thinking_budget: ends the reasoning in time.
+        structure: what the answer must look like.
 
     Raises:
         ValueError: a value outside its range; the message names the field and the range.
@@ -92,6 +113,7 @@ class SamplingParams:
     include_stop_str_in_output: bool = False
     logit_bias: Mapping[int, float] | None = None
     thinking_budget: ThinkingBudget | None = None
+    structure: Structure | None = None
 
     stop_strings: tuple[str, ...] = field(init=False, default=(), repr=False)
     """``stop`` as a tuple, whatever form it was given in."""

@@ -143,6 +143,8 @@ class SchedulerCounters:
     cached_tokens: int = 0
     """of these, found in the cache"""
     computed_tokens: int = 0
+    recomputed_tokens: int = 0
+    """of these, computed before: by a request that was preempted, and found less in the cache"""
     generated_tokens: int = 0
     preemptions: int = 0
     finished: dict[str, int] = field(default_factory=dict)
@@ -690,8 +692,11 @@ class Scheduler:
         self._ended.clear()
         self.cache.launched = draft.step
         for part in draft.parts:
-            part.request.num_computed_tokens = part.end
-            part.request.num_awaited += part.sample
+            request = part.request
+            self.counters.recomputed_tokens += max(0, min(part.end, request.num_reached_tokens) - part.start)
+            request.num_reached_tokens = max(part.end, request.num_reached_tokens)
+            request.num_computed_tokens = part.end
+            request.num_awaited += part.sample
         self.in_flight.append((plan, draft.parts))
         self.counters.steps += 1
         self.counters.computed_tokens += draft.tokens

@@ -30,6 +30,7 @@ from plait.engine.outputs import (
 )
 from plait.engine.resolve import model_config
 from plait.engine.stats import EngineStats
+from plait.engine.tokenizer import load_tokenizer
 from plait.models.generation import GenerationDefaults, generation_config
 from plait.models.hub import resolve_model
 from plait.text.answer import AnswerText, Piece
@@ -84,8 +85,12 @@ class AsyncEngine:
         """request id -> ids of its answers in the engine"""
 
     @classmethod
-    async def start(cls, args: EngineArgs, *, on_stage: Callable[[str], None] | None = None) -> AsyncEngine:
+    async def start(
+        cls, args: EngineArgs, *, on_stage: Callable[[str], None] | None = None, limits_both: bool = False
+    ) -> AsyncEngine:
         """Find the model, start the engine process and load it.
+
+        ``limits_both``: ``memory_limit`` bounds this process and the engine's together.
 
         Raises:
             ConfigError: settings that cannot hold.
@@ -100,10 +105,10 @@ class AsyncEngine:
             path
         )  # a model that cannot be served is said before anything about its tokenizer
         stage("loading the tokenizer")
-        tokenizer = await asyncio.to_thread(_load_tokenizer, args, path)
+        tokenizer = await asyncio.to_thread(load_tokenizer, args, path)
         template = _chat_template(args, tokenizer)
         defaults = generation_config(path, tokenizer)
-        client = EngineClient(replace(args, model=str(path)))
+        client = EngineClient(replace(args, model=str(path)), limits_both=limits_both)
         ready = await client.start(stage)
         info = EngineInfo(
             model=args.served_model_name or args.model,
@@ -433,14 +438,6 @@ def _prefill_alone(params: SamplingParams, transfer: dict[str, Any] | None) -> S
 
 def _new_id() -> str:
     return uuid.uuid4().hex
-
-
-def _load_tokenizer(args: EngineArgs, path: Path) -> Tokenizer | None:
-    if args.skip_tokenizer_init:
-        return None
-    if args.tokenizer is None:
-        return Tokenizer.load(path)
-    return Tokenizer.load(resolve_model(args.tokenizer, args.revision, args.download_dir))
 
 
 def _chat_template(args: EngineArgs, tokenizer: Tokenizer | None) -> ChatTemplate | None:

@@ -36,10 +36,15 @@ class EngineClient:
 
     Requests are followed through queues: each event is an ``Output``, or the exception that ended the
     request (``RequestRefused``, ``RequestFailed``, ``EngineDeadError``).
+
+    Args:
+        args: the engine's settings.
+        limits_both: ``memory_limit`` bounds this process too, and not the engine's alone.
     """
 
-    def __init__(self, args: EngineArgs) -> None:
+    def __init__(self, args: EngineArgs, *, limits_both: bool = False) -> None:
         self.args = args
+        self._limits_both = limits_both
         self.dead: EngineDeadError | None = None
         self.ready: m.Ready | None = None
         self._queues: dict[str, asyncio.Queue[Event]] = {}
@@ -79,7 +84,8 @@ class EngineClient:
             raise
 
     def _spawn(self, address: str) -> None:
-        order = {"address": address, "args": msgspec.to_builtins(self.args)}
+        args = msgspec.to_builtins(self.args)
+        order = {"address": address, "args": args, "limits_both": self._limits_both}
         line = msgspec.json.encode(order) + b"\n"
         # The engine gets a session of its own: Ctrl-C in a terminal is for the client to handle.
         self._process = subprocess.Popen(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from plait.core.cache import Cache
@@ -16,7 +17,7 @@ from plait.core.handover import HandOver
 from plait.core.pace import Pace
 from plait.core.request import Request
 from plait.core.sampling_params import SamplingParams
-from plait.core.scheduler import Progress, Scheduler, SchedulerConfig
+from plait.core.scheduler import Progress, Refused, Scheduler, SchedulerConfig
 from plait.core.snapshots import SnapshotPolicy
 from plait.core.swap import SwapCounters, SwapSpace
 from plait.core.tiers import TierCounters, Tiers
@@ -25,7 +26,10 @@ from plait.engine.memory import memory_bytes, parse_bytes
 from plait.engine.resolve import Decision, Resolved
 from plait.engine.sharing import finish
 from plait.engine.stats import EngineStats
+from plait.engine.structured import GrammarQueue
 from plait.engine.tier import namespace, open_tier
+from plait.engine.tokenizer import load_tokenizer
+from plait.text.grammar import Grammars
 from plait.transfer.base import Ask, Connector
 from plait.transfer.connect import make_connector
 from plait.transfer.spans import ArenaMap
@@ -45,6 +49,10 @@ TEND_SECONDS = 0.005
 FLUSH_SECONDS = 2.0
 """How long the end of the engine may take for what waits to be written to the disk."""
 
+OUTGROWN = (
+    "nothing more can come in this answer: its grammar has grown beyond its limits, or asks for what the "
+    "model's tokens cannot write; simplify the schema or grammar"
+)
 ALL_BARRED = "min_tokens bars every token that could come; ask for fewer stop_token_ids, or min_tokens=0"
 
 
@@ -101,6 +109,10 @@ class EngineCore:
         if self.connector is not None:
             handover = HandOver(cache, self.connector.worker, self.connector.handover)
         self.scheduler = Scheduler(cache, config, pace, self.tiers, self.swap, handover)
+        tokenizer = partial(load_tokenizer, args, resolved.path)
+        ends = resolved.generation.eos_token_ids
+        self.structured = GrammarQueue(Grammars(tokenizer, resolved.config.vocab_size, ends))
+        worker.runner.matcher_of = self.structured.matcher_of
         self._line = StepLine(worker, threaded=resolved.async_scheduling)
         self._steps_ahead = 2 if resolved.async_scheduling else 1
         self._step_seconds = 0.0
@@ -160,23 +172,27 @@ class EngineCore:
         ends = set(params.stop_token_ids or ())
         if not params.ignore_eos:
             ends.update(self.resolved.generation.eos_token_ids)
-        self.scheduler.add(
-            Request(
-                id=request_id,
-                tokens=list(tokens),
-                num_prompt_tokens=len(tokens),
-                params=params,
-                seed=seed,
-                max_tokens=max_tokens,
-                end_token_ids=frozenset(ends),
-                priority=priority,
-                cache_salt=cache_salt,
-                tail=tail,
-                boundaries=boundaries,
-                leave_at=self.scheduler.leave_at(len(tokens)) if ask.leaves and tokens else None,
-                source=ask.source,
-            )
+        request = Request(
+            id=request_id,
+            tokens=list(tokens),
+            num_prompt_tokens=len(tokens),
+            params=params,
+            seed=seed,
+            max_tokens=max_tokens,
+            end_token_ids=frozenset(ends),
+            priority=priority,
+            cache_salt=cache_salt,
+            tail=tail,
+            boundaries=boundaries,
+            leave_at=self.scheduler.leave_at(len(tokens)) if ask.leaves and tokens else None,
+            source=ask.source,
         )
+        if params.structure is None:
+            self.scheduler.add(request)
+        elif request_id in self.structured:
+            raise Refused(f"request id {request_id!r} is in use; choose another")
+        else:
+            self.structured.add(request)
 
     def _read(self, params: dict[str, Any] | None, num_prompt_tokens: int) -> Ask:
         if params is None:
@@ -196,12 +212,12 @@ class EngineCore:
         return self.connector.scheduler.write(progress.offer)
 
     def cancel(self, request_id: str) -> bool:
-        return self.scheduler.cancel(request_id)
+        return self.structured.forget(request_id) | self.scheduler.cancel(request_id)
 
     @property
     def has_work(self) -> bool:
         """Requests wait or run, or a step is in flight."""
-        return self.scheduler.has_work or len(self._line) > 0
+        return self.scheduler.has_work or len(self._line) > 0 or len(self.structured) > 0
 
     # -- steps ------------------------------------------------------------------------------
 
@@ -212,6 +228,24 @@ class EngineCore:
         its outcome is on the way to clients: their messages are handled, and the step after it is planned.
         """
         outcome = StepOutcome()
+        outcome.refused |= self._admit_structured()
+        self._step(outcome)
+        ended = [p.request_id for p in outcome.progress if p.finish_reason is not None]
+        for request_id in (*ended, *outcome.failed, *outcome.refused):
+            self.structured.forget(request_id)
+        return outcome
+
+    def _admit_structured(self) -> dict[str, str]:
+        """Queue the requests whose grammar is there; why others cannot be served."""
+        ready, refused = self.structured.take()
+        for request in ready:
+            try:
+                self.scheduler.add(request)
+            except Refused as fault:
+                refused[request.id] = str(fault)
+        return refused
+
+    def _step(self, outcome: StepOutcome) -> None:
         while len(self._line) < self._steps_ahead:
             plan = self.scheduler.schedule()
             self._drain(outcome)
@@ -223,9 +257,10 @@ class EngineCore:
             self._drain(outcome)
         else:
             outcome.idle = True
-            if self.tier is not None and self.scheduler.has_work:
+            if len(self.structured):
+                self.structured.wait(WAIT_SECONDS)
+            elif self.tier is not None and self.scheduler.has_work:
                 self.tier.wait(WAIT_SECONDS)
-        return outcome
 
     def _drain(self, outcome: StepOutcome) -> None:
         """Go on with hand-overs."""
@@ -256,9 +291,11 @@ class EngineCore:
         if self._last_end is not None:
             self._idle_seconds += step.began - self._last_end
         if step.fault is not None:
+            structured = {q.id for q in self.scheduler.requests.values() if q.params.structure is not None}
             failed = set(self.scheduler.fail(step.plan, (*step.fault.request_ids, *step.fault.barred)))
             outcome.failed |= dict.fromkeys(failed.intersection(step.fault.request_ids), NOT_FINITE)
-            outcome.refused |= dict.fromkeys(failed.intersection(step.fault.barred), ALL_BARRED)
+            for request_id in failed.intersection(step.fault.barred):
+                outcome.refused[request_id] = OUTGROWN if request_id in structured else ALL_BARRED
         outcome.progress += self.scheduler.update(step.plan, step.result, step.seconds)
         self._last_end = step.ended if self.has_work else None
 
@@ -268,6 +305,8 @@ class EngineCore:
         What other engines do ends the wait early: ``wake_descriptor`` becomes readable.
         """
         handover = self.scheduler.handover
+        if len(self.structured):
+            return 0.0  # ``step`` has waited for a grammar
         if self.scheduler.has_work:
             waits = self.tier is None and handover is not None and any(handover.usage().values())
             return min(longest, BLOCKED_SECONDS) if waits else 0.0  # for the disk ``step`` has waited
@@ -297,7 +336,7 @@ class EngineCore:
         swap = self.swap.counters if self.swap is not None else SwapCounters()
         return EngineStats(
             running=len(scheduler.running),
-            waiting=len(scheduler.waiting) + len(scheduler.landed),
+            waiting=len(scheduler.waiting) + len(scheduler.landed) + len(self.structured),
             arena_bytes=cache.geometry.num_slabs * cache.geometry.slab_bytes,
             weight_bytes=self.worker.weight_bytes,
             memory_bytes=memory_bytes(),
@@ -308,6 +347,7 @@ class EngineCore:
             prompt_tokens_total=counters.prompt_tokens,
             cached_tokens_total=counters.cached_tokens,
             computed_tokens_total=counters.computed_tokens,
+            recomputed_tokens_total=counters.recomputed_tokens,
             generation_tokens_total=counters.generated_tokens,
             preemptions_total=counters.preemptions,
             requests_total=dict(counters.finished),
@@ -323,6 +363,7 @@ class EngineCore:
             tier_read_total={"page": tier.pages_read, "snapshot": tier.snapshots_read},
             tier_writes_skipped_total=tier.writes_skipped,
             tier_reads_failed_total=tier.reads_failed,
+            copied_bytes_total=dict(kept.copied_bytes),
         )
 
     def _counts(self) -> dict[str, Any]:
@@ -346,6 +387,7 @@ class EngineCore:
         """Wait for the step that runs and for what is on its way to the disk, then give the memory back."""
         if self.connector is not None:
             self.connector.worker.close()  # first: until then fetches may write to the arena
+        self.structured.close()
         self._line.close()
         if self.tier is not None:
             if not self.has_work:

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 from plait.config import EngineArgs
 from plait.engine.core import EngineCore
+from plait.engine.memory import memory_bytes
 from plait.engine.resolve import load_worker, resolve
 
 PROGRESS_SECONDS = 0.5
 """Between two reports of progress."""
 
 
-def load_engine(args: EngineArgs, stage: Callable[[str], None]) -> EngineCore:
+def load_engine(args: EngineArgs, stage: Callable[[str], None], parent: int | None = None) -> EngineCore:
     """Resolve, load the weights, allocate memory, measure.
 
     Args:
         stage: told what is going on.
+        parent: id of the process that ``memory_limit`` bounds together with this one.
 
     Raises:
         ConfigError, ValueError: settings or a model that cannot be served.
@@ -26,6 +29,8 @@ def load_engine(args: EngineArgs, stage: Callable[[str], None]) -> EngineCore:
     resolved = resolve(args)
     stage(f"loading weights from {resolved.path.name}")
     worker = load_worker(resolved, _reporter(stage))
+    if parent is not None:
+        resolved = replace(resolved, beside=memory_bytes(parent))
     stage("allocating memory and measuring")
     return EngineCore.start(resolved, worker)
 

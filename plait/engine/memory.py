@@ -40,10 +40,11 @@ def in_words(amount: float) -> str:
     return f"{amount:.2f} TiB"
 
 
-def memory_bytes() -> int:
-    """Memory of this process: proportional set size, or the peak resident size where that is unknown."""
+def memory_bytes(pid: int | None = None) -> int:
+    """Memory of this process, or of another of this user: proportional set size, or this one's peak resident
+    size where that is unknown."""
     try:
-        for line in Path("/proc/self/smaps_rollup").read_text().splitlines():
+        for line in Path(f"/proc/{pid or 'self'}/smaps_rollup").read_text().splitlines():
             if line.startswith("Pss:"):
                 return int(line.split()[1]) * 1024
     except OSError:

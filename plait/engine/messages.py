@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from plait.core.sampling_params import SamplingParams, ThinkingBudget
+from plait.core.sampling_params import SamplingParams, Structure, ThinkingBudget
 from plait.core.tree import Branch
 from plait.engine.stats import EngineStats
 
@@ -140,6 +140,8 @@ def params_to_wire(params: SamplingParams) -> dict[str, Any]:
     wire = {name: value for name, value in given.items() if value != getattr(default, name)}
     if params.thinking_budget is not None:
         wire["thinking_budget"] = astuple(params.thinking_budget)
+    if params.structure is not None:
+        wire["structure"] = astuple(params.structure)
     return wire
 
 
@@ -149,4 +151,9 @@ def params_from_wire(given: dict[str, Any]) -> SamplingParams:
         tokens, closes, tag, ends, opens = budget
         ends = tuple(map(tuple, ends))
         given = given | {"thinking_budget": ThinkingBudget(tokens, tuple(closes), tag, ends, tuple(opens))}
+    structure = given.get("structure")
+    if structure is not None:
+        grammar, ends, opens, lead, barred = structure
+        ends = tuple(map(tuple, ends))
+        given = given | {"structure": Structure(grammar, ends, opens, tuple(lead), tuple(barred))}
     return SamplingParams(**given)

@@ -38,6 +38,8 @@ class StartOrder(msgspec.Struct):
 
     address: str
     args: EngineArgs
+    limits_both: bool = False
+    """``memory_limit`` bounds the parent's memory too"""
 
 
 def _reason(fault: Exception) -> str:
@@ -60,7 +62,7 @@ class EngineProcess:
 
     # -- start ------------------------------------------------------------------------------
 
-    def start(self, args: EngineArgs) -> bool:
+    def start(self, args: EngineArgs, parent: int | None = None) -> bool:
         """Load the model, telling the first client how it goes. False if it cannot be served."""
         # The imports cost seconds: the client is told before they begin.
         client = self.socket.recv_multipart()[0]
@@ -72,7 +74,7 @@ class EngineProcess:
         from plait.engine.load import load_engine
 
         try:
-            self.core = load_engine(args, stage)
+            self.core = load_engine(args, stage, parent)
         except Exception as fault:
             self.send(client, m.StartFailed(_reason(fault)))
             return False
@@ -216,7 +218,7 @@ def main() -> int:
     process = EngineProcess(socket)
     threading.Thread(target=watch_lifeline, args=(process, folder), name="lifeline", daemon=True).start()
     try:
-        if not process.start(order.args):
+        if not process.start(order.args, os.getppid() if order.limits_both else None):
             return 2
         process.serve()
         return 0

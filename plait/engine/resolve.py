@@ -62,6 +62,8 @@ class Resolved:
     max_model_len: int = 0
     max_num_batched_tokens: int = 0
     arena_bytes: int = 0
+    beside: int = 0
+    """bytes of the memory limit that the server's process holds"""
     decisions: tuple[Decision, ...] = field(default=())
     transfer: TransferConfig | None = None
 

@@ -31,7 +31,7 @@ class MemoryPlan:
 
     limit: int | None
     held: int
-    """by Python, libraries and weights"""
+    """by Python, libraries and weights, and by the server's process"""
     workspace: int
     """temporaries of the largest step"""
     arena: int
@@ -51,6 +51,7 @@ class MemoryPlan:
 def share_memory(resolved: Resolved, held: int) -> MemoryPlan:
     """The arena takes what the limit leaves (without one, a share of what the machine has to give)."""
     args, config = resolved.args, resolved.config
+    held += resolved.beside
     limit = None if args.memory_limit is None else parse_bytes(args.memory_limit)
     available = available_bytes()
     if limit is not None and available is not None and limit > available + held:

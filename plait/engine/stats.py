@@ -39,6 +39,8 @@ class EngineStats:
     cached_tokens_total: int = 0
     """of these, found in the prefix cache"""
     computed_tokens_total: int = 0
+    recomputed_tokens_total: int = 0
+    """of these, computed a second time, after a preemption"""
     generation_tokens_total: int = 0
     preemptions_total: int = 0
     requests_total: dict[str, int] = field(default_factory=dict)
@@ -50,6 +52,7 @@ class EngineStats:
     pages_evicted_total: int = 0
     units_moved_total: int = 0
     exports_skipped_total: int = 0
+    """snapshots that were wanted but found no memory"""
     swaps_total: dict[str, int] = field(default_factory=dict)
     """preempted requests that were swapped out and in; that found no room; whose shared pages were lost"""
     tier_written_total: dict[str, int] = field(default_factory=dict)
@@ -57,6 +60,8 @@ class EngineStats:
     tier_read_total: dict[str, int] = field(default_factory=dict)
     tier_writes_skipped_total: int = 0
     tier_reads_failed_total: int = 0
+    copied_bytes_total: dict[str, int] = field(default_factory=dict)
+    """bytes that the cache had copied: "snapshot", "restore" or "move" """
 
     leases: int = 0
     """prompts that were computed here and are kept for other engines"""

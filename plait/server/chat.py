@@ -23,6 +23,7 @@ async def chat_completions(service: Service, body: ChatRequest, http: HTTPReques
     """Render the conversation, and answer it."""
     service.check(body)
     params = body.sampling_params(service.defaults, logprobs=body.logprobs_asked())
+    form = await body.form()
     turn = Turn(
         body.messages,
         toolbox(body.tools, body.tool_choice, body.parallel_tool_calls),
@@ -32,6 +33,7 @@ async def chat_completions(service: Service, body: ChatRequest, http: HTTPReques
     )
     prompt = await service.render(turn)
     params = service.with_budget(params, prompt, body.thinking_token_budget)
+    params = await service.with_form(params, prompt, form, turn.tools)
     return await ChatAnswer(service, body, [prompt], params).respond(http)
 
 

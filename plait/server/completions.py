@@ -29,6 +29,7 @@ async def completions(service: Service, body: CompletionRequest, http: HTTPReque
     if body.kv_transfer_params is not None and len(prompts) > 1:
         message = "kv_transfer_params are of one prompt: send the prompts one by one"
         raise APIError(400, message, "kv_transfer_params")
+    params = await service.with_form(params, prompts[0], await body.form())
     return await CompletionAnswer(service, body, prompts, params).respond(http)
 
 

@@ -39,8 +39,10 @@ async def create_message(service: Service, body: MessagesRequest, http: HTTPRequ
     service.check_model(body.model)
     params = body.sampling_params(service.defaults)
     budget = body.thinking_budget
-    prompt = await service.render(body.turn(_default_thinking(service)))
+    turn = body.turn(_default_thinking(service))
+    prompt = await service.render(turn)
     params = service.with_budget(params, prompt, budget, "thinking.budget_tokens")
+    params = await service.with_form(params, prompt, None, turn.tools)
     answer = MessageAnswer(service, body, prompt)
     order = Order(prompt, params, answer.id)
     try:

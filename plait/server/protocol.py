@@ -5,6 +5,7 @@ A field is either honoured or refused by name; none is ignored in silence. Null 
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import Annotated, Any, ClassVar, cast
 
@@ -14,6 +15,7 @@ from pydantic_core import PydanticCustomError
 from plait.core.sampling_params import MAX_LOGPROBS, SamplingParams
 from plait.server.errors import APIError, unknown_field
 from plait.server.settings import TEMPLATE_ARGUMENTS
+from plait.server.structure import Form, asked_form
 
 Neutral = dict[str, tuple[Any, ...]]
 """Fields that are not served, each with the values that ask for nothing."""
@@ -24,7 +26,6 @@ _NOT_SERVED: Neutral = {
     "length_penalty": (1, 1.0),
     "store": (False,),
     "service_tier": ("auto", "default"),
-    "structured_outputs": ({},),
     "guided_json": (),
     "guided_regex": (),
     "guided_choice": (),
@@ -34,7 +35,6 @@ _NOT_SERVED: Neutral = {
     "truncate_prompt_tokens": (),
     "logits_processors": ([],),
     "return_tokens_as_token_ids": (False,),
-    "response_format": ({"type": "text"},),
 }
 _NOT_SERVED_CHAT: Neutral = _NOT_SERVED | {
     "functions": ([],),
@@ -137,6 +137,9 @@ class Request(BaseModel):
     skip_special_tokens: bool = True
     prompt_logprobs: int | None = None
 
+    response_format: dict[str, Any] | None = None
+    structured_outputs: dict[str, Any] | None = None
+
     priority: int = Field(0, ge=-(2**63), lt=2**63)
     cache_salt: str | None = None
     timeout: float | None = Field(None, gt=0, le=10**6)
@@ -155,6 +158,16 @@ class Request(BaseModel):
     @classmethod
     def _refuse_what_is_not_served(cls, data: Any) -> Any:
         return only_served(data, list(cls.model_fields), cls.not_served)
+
+    async def form(self) -> Form | None:
+        """What the request asks of its answer's form.
+
+        Raises:
+            APIError: it cannot be had; names the field.
+        """
+        if self.response_format is None and self.structured_outputs is None:
+            return None
+        return await asyncio.to_thread(asked_form, self.response_format, self.structured_outputs)
 
     def max_new_tokens(self) -> int | None:
         raise NotImplementedError

@@ -34,9 +34,12 @@ async def create_response(service: Service, body: ResponsesRequest, http: HTTPRe
     service.check_priority(body.priority)
     effort = body.effort()
     params = body.sampling_params(service.defaults)
+    form = await body.form()
     kwargs = service.thinking_kwargs(effort) | body.chat_template_kwargs
-    prompt = await service.render(Turn(body.messages(), body.toolbox(), kwargs, param="input"))
+    tools = body.toolbox()
+    prompt = await service.render(Turn(body.messages(), tools, kwargs, param="input"))
     params = service.with_budget(params, prompt, body.thinking_token_budget)
+    params = await service.with_form(params, prompt, form, tools)
     answer = ResponseAnswer(service, body, prompt, params)
     order = Order(prompt, params, answer.id, body.priority, body.cache_salt, body.timeout)
     deltas = service.desk.stream(order)
@@ -136,7 +139,7 @@ class ResponseAnswer:
             "store": False,
             "background": False,
             "temperature": self._params.temperature,
-            "text": {"format": {"type": "text"}},
+            "text": {"format": (body.text or {}).get("format") or {"type": "text"}},
             "tool_choice": body.tool_choice or "auto",
             "tools": [{"strict": False, "description": None, "parameters": None} | t for t in body.tools],
             "top_p": self._params.top_p,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import binascii
 from typing import Any
@@ -11,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from plait.core.sampling_params import SamplingParams
 from plait.server.errors import APIError
 from plait.server.protocol import Neutral, checked_params, only_served
+from plait.server.structure import Form, of_response_format
 from plait.server.tools import Toolbox, toolbox
 
 _NOT_SERVED: Neutral = {
@@ -94,8 +96,6 @@ class ResponsesRequest(BaseModel):
         if reasoning.get("summary") not in (None, "auto", "none"):
             message = "reasoning.summary is not served: reasoning comes whole, in its own items"
             raise APIError(400, message, "reasoning.summary")
-        if (text.get("format") or {"type": "text"}) != {"type": "text"}:
-            raise APIError(400, "text.format is not served, but for {'type': 'text'}", "text.format")
         if unknown := {k for k, v in text.items() if v is not None} - {"format"}:
             name = f"text.{min(unknown)}"
             raise APIError(400, f"{name} is not served; leave it out", name)
@@ -107,6 +107,12 @@ class ResponsesRequest(BaseModel):
         if effort is not None and not isinstance(effort, str):
             raise APIError(400, "reasoning.effort must be a string", "reasoning.effort")
         return effort
+
+    async def form(self) -> Form | None:
+        """``text.format``. Raises APIError where it cannot be had."""
+        if (given := (self.text or {}).get("format")) is None:
+            return None
+        return await asyncio.to_thread(of_response_format, given, "text.format", nested=False)
 
     @property
     def wants_encrypted(self) -> bool:

@@ -78,7 +78,7 @@ async def serve(
     assert task is not None
     with contextlib.closing(sock), _Signals(task.cancel) as signals:
         try:
-            engine = await AsyncEngine.start(args, on_stage=on_stage)
+            engine = await AsyncEngine.start(args, on_stage=on_stage, limits_both=True)
         except asyncio.CancelledError:
             return  # told to stop while loading
         try:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from plait.core.sampling_params import SamplingParams
+from plait.core.sampling_params import SamplingParams, Structure
 from plait.server.desk import Desk
 from plait.server.errors import APIError
 from plait.server.logprobs import LogprobFormatter
@@ -15,9 +15,11 @@ from plait.server.metrics import ServerMetrics
 from plait.server.prompts import Prompt, Turn
 from plait.server.protocol import Request
 from plait.server.settings import ServerSettings
+from plait.server.structure import Form
 from plait.server.tools import Toolbox
 from plait.text.chat import ChatError
 from plait.text.conversation import encode_conversation
+from plait.text.grammar import GrammarError, Grammars
 from plait.text.parsing import OutputFormat, OutputParser
 
 if TYPE_CHECKING:
@@ -28,6 +30,9 @@ T = TypeVar("T")
 
 _LONG_TEXT = 20_000
 """characters from which a text is tokenized beside the event loop: below, a thread costs more"""
+
+_COMPILE_SECONDS = 10.0
+"""that a grammar may take to be compiled; the library's limits end it sooner on all but a busy machine"""
 
 
 class Service:
@@ -41,6 +46,9 @@ class Service:
         self.logprobs = LogprobFormatter(engine.tokenizer)
         self.defaults: dict[str, Any] = engine.info.generation_defaults.sampling()
         self.format = self._output_format()
+        info = engine.info
+        ends = info.generation_defaults.eos_token_ids
+        self.grammars = Grammars(lambda: engine.tokenizer, info.vocab_size, ends)
         self._longest_token = self._most_characters()
         self.desk = Desk(engine, settings.max_waiting, settings.stream_interval)
 
@@ -141,6 +149,50 @@ class Service:
         except ValueError as error:
             raise APIError(400, str(error), param) from None
         return replace(params, thinking_budget=budget)
+
+    async def with_form(
+        self, params: SamplingParams, prompt: Prompt, form: Form | None, tools: Toolbox | None = None
+    ) -> SamplingParams:
+        """The parameters with what the answer must look like, once that is known to be possible.
+
+        Raises:
+            APIError: the form, or a strict tool, asks for what cannot be kept.
+        """
+        tools = tools or Toolbox()
+        if tools.must_call or (tools.declared and (form is not None or tools.strict)):
+            grammar, param = await asyncio.to_thread(self._call_grammar, prompt, form, tools), "tools"
+        elif form is not None:
+            grammar, param = form.grammar, form.param
+        else:
+            return params
+        await self._check_grammar(grammar, param)
+        if self.format is None or prompt.text is None or prompt.parser is None or tools.must_call:
+            return replace(params, structure=Structure(grammar))
+        calls = bool(tools.declared)
+        return replace(params, structure=self.format.structure(grammar, prompt.text, calls))
+
+    def _call_grammar(self, prompt: Prompt, form: Form | None, tools: Toolbox) -> str:
+        assert self.format is not None
+        make = self.format.call_grammar(self.grammars.holds)
+        try:
+            if tools.must_call:
+                return make.forced(tools.functions, self.format.forced(tools.only), tools.parallel)
+            if form is not None and form.schema is None:
+                message = f"{form.param} cannot stand beside tools: use JSON, or tool_choice 'none'"
+                raise APIError(400, message, form.param)
+            return make.free(tools.functions, tools.parallel, form.schema if form else None)
+        except ValueError as fault:
+            raise APIError(400, f"tools: {fault}", "tools") from None
+
+    async def _check_grammar(self, grammar: str, param: str) -> None:
+        compiled = asyncio.shield(asyncio.wrap_future(self.grammars.submit(grammar)))
+        try:
+            await asyncio.wait_for(compiled, _COMPILE_SECONDS)
+        except GrammarError as fault:
+            raise APIError(400, f"{param}: {fault}", param) from None
+        except TimeoutError:
+            message = f"{param}: not compiled in {_COMPILE_SECONDS:g} seconds; simplify it"
+            raise APIError(400, message, param) from None
 
     def check_length(self, count: int, unit: str = "tokens") -> None:
         """Refuse a prompt that is too long, by its tokens, or by its characters before it is tokenized."""

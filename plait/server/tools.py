@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from plait.server.errors import APIError
+from plait.text.parsing import Function
 
 _NAME = re.compile(r"[A-Za-z0-9_.:\-/]{1,256}")
 
@@ -22,6 +23,7 @@ class Toolbox:
         must_call: the answer must be a call.
         only: the function that it must be, if one was named.
         parallel: more than one call may be made.
+        strict: functions whose arguments must be what their schema says.
     """
 
     declared: list[dict[str, Any]] = field(default_factory=list)
@@ -29,6 +31,13 @@ class Toolbox:
     must_call: bool = False
     only: str | None = None
     parallel: bool = True
+    strict: frozenset[str] = frozenset()
+
+    @property
+    def functions(self) -> list[Function]:
+        """What may be called, for the grammar of a call."""
+        names = [self.only] if self.only is not None else list(self.schemas)
+        return [Function(name, self.schemas[name], name in self.strict) for name in names]
 
 
 def toolbox(tools: list[Any] | None, choice: Any = None, parallel: bool = True) -> Toolbox:
@@ -41,16 +50,19 @@ def toolbox(tools: list[Any] | None, choice: Any = None, parallel: bool = True) 
     """
     declared: list[dict[str, Any]] = []
     schemas: dict[str, Any] = {}
+    strict: set[str] = set()
     for i, tool in enumerate(tools or []):
         name, parameters = _function(tool, f"tools[{i}]")
         if name in schemas:
             raise APIError(400, f"tools[{i}]: there is a function {name!r} already", "tools")
+        if tool["function"].get("strict"):
+            strict.add(name)
         declared.append(tool)
         schemas[name] = parameters
     must, only = _choice(choice, schemas)
     if choice == "none":
         return Toolbox()
-    return Toolbox(declared, schemas, must, only, parallel)
+    return Toolbox(declared, schemas, must, only, parallel, frozenset(strict))
 
 
 def _function(tool: Any, where: str) -> tuple[str, Any]:
@@ -66,9 +78,8 @@ def _function(tool: Any, where: str) -> tuple[str, Any]:
         raise APIError(400, message, "tools")
     if parameters is not None and not isinstance(parameters, Mapping):
         raise APIError(400, f"{where}.function.parameters must be a JSON schema (an object)", "tools")
-    if function.get("strict"):
-        message = f"{where}.function.strict is not served: arguments are not constrained; leave it out"
-        raise APIError(400, message, "tools")
+    if not isinstance(function.get("strict"), bool | None):
+        raise APIError(400, f"{where}.function.strict must be true or false", "tools")
     unknown = function.keys() - {"name", "description", "parameters", "strict"}
     if unknown:
         raise APIError(400, f"{where}.function has an unknown field {min(unknown)!r}", "tools")

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from plait.core.plan import Admission
+from plait.worker.structure import Matcher, StructureState
 from plait.worker.thinking import ThinkingState
 
 
@@ -51,9 +52,14 @@ class RequestState:
     and ``failed`` to whoever runs, so that what a row is sampled with is as late as its logits.
 
     Ids outside the vocabulary (in ``logit_bias``, stop ids, end ids) cannot be sampled and have no effect.
+
+    Args:
+        admission: of the request.
+        vocab_size: columns of the logits.
+        matcher: of the request's grammar, if it has a structure; this request's own.
     """
 
-    def __init__(self, admission: Admission, vocab_size: int) -> None:
+    def __init__(self, admission: Admission, vocab_size: int, matcher: Matcher | None = None) -> None:
         params = admission.params
         self.params = params
         self.request_id = admission.request_id
@@ -75,13 +81,20 @@ class RequestState:
         if params.thinking_budget is not None:
             self.thinking = ThinkingState(params.thinking_budget, self.tokens[self.num_prompt_tokens :])
 
+        self.structure: StructureState | None = None
+        if params.structure is not None:
+            assert matcher is not None
+            ends = set(admission.end_token_ids) - set(params.stop_token_ids or ())
+            answer = self.tokens[self.num_prompt_tokens :]
+            self.structure = StructureState(params.structure, matcher, vocab_size, ends, answer)
+
         self.penalised = bool(
             params.presence_penalty or params.frequency_penalty or params.repetition_penalty != 1.0
         )
         self.counts: TokenCounts | None = None
         if self.penalised:
-            prompt, answer = self.tokens[: self.num_prompt_tokens], self.tokens[self.num_prompt_tokens :]
-            self.counts = TokenCounts(prompt, answer)
+            prompt = self.tokens[: self.num_prompt_tokens]
+            self.counts = TokenCounts(prompt, self.tokens[self.num_prompt_tokens :])
 
     def append(self, token: int) -> None:
         """Take a sampled token."""
@@ -90,6 +103,8 @@ class RequestState:
             self.counts.add(token)
         if self.thinking is not None:
             self.thinking.append(token)
+        if self.structure is not None:
+            self.structure.append(token)
 
     @property
     def forced_token(self) -> int | None:
@@ -102,9 +117,11 @@ class RequestState:
 
     @property
     def bars_end(self) -> bool:
-        """The tokens that end the answer may not come yet."""
-        return self.num_generated < self.params.min_tokens and len(self.barred_ids) > 0
+        """The tokens that end the answer may not come yet, unless nothing else can."""
+        if self.num_generated >= self.params.min_tokens or not len(self.barred_ids):
+            return False
+        return self.structure is None or self.structure.allows_beyond(self.barred_ids)
 
     @property
     def adjusts_logits(self) -> bool:
-        return self.penalised or len(self.bias) > 0 or self.bars_end
+        return self.penalised or len(self.bias) > 0 or self.structure is not None or self.bars_end

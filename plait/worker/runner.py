@@ -8,6 +8,7 @@ samples. Each half keeps the order of the plans.
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -21,6 +22,7 @@ from plait.worker.batching import PlanError, build_batch, check_chunks
 from plait.worker.logprobs import token_logprobs
 from plait.worker.request import RequestState
 from plait.worker.sampler import Row, sample
+from plait.worker.structure import Matcher
 
 
 class Model(Protocol):
@@ -93,7 +95,12 @@ class ModelRunner:
         vocab_size: columns of the logits.
         device: of the model's tensors.
         swap: the swap buffer, in host memory.
+
+    Attributes:
+        matcher_of: gives the matcher of a grammar, at its beginning; it is copied, never advanced.
     """
+
+    matcher_of: Callable[[str], Matcher] | None = None
 
     def __init__(
         self,
@@ -188,7 +195,12 @@ class ModelRunner:
                 f"request {admission.request_id!r} has {admission.num_prompt_tokens} prompt tokens "
                 f"among {len(admission.tokens)} tokens; there must be at least one, and no more than tokens"
             )
-        self._requests[admission.request_id] = RequestState(admission, self._vocab_size)
+        matcher, structure = None, admission.params.structure
+        if structure is not None:
+            if self.matcher_of is None:
+                raise PlanError(f"request {admission.request_id!r} has a grammar, and nothing here reads it")
+            matcher = self.matcher_of(structure.grammar).deep_copy()
+        self._requests[admission.request_id] = RequestState(admission, self._vocab_size, matcher)
 
     @staticmethod
     def _results(step: PreparedStep, logits: torch.Tensor) -> StepResult:

@@ -1,7 +1,8 @@
 """The next token of each request, from a row of logits.
 
-Each row goes through: logit bias, penalties, bar on end tokens, temperature, top-k, top-p, min-p, then
-the Gumbel-max draw (but a token that a request's own rule forces comes whatever the logits are)
+Each row goes through: logit bias, penalties, what its structure allows, bar on end tokens, temperature,
+top-k, top-p, min-p, then the Gumbel-max draw (but a token that a request's own rule forces comes whatever
+the logits are)
 
     argmax over kept v of  logit[v] / temperature + G(seed, position, v),   G = -log(-log(u)),
 
@@ -60,7 +61,7 @@ class Samples:
     bad: list[int] = field(default_factory=list)
     """rows whose logits, as given, hold NaN or +inf, or nothing above -inf"""
     barred: list[int] = field(default_factory=list)
-    """rows of which the request's own adjustments (a bar on end tokens) leave no token"""
+    """rows of which the request's own adjustments (a structure, a bar on end tokens) leave no token"""
 
 
 def sample(logits: torch.Tensor, rows: Sequence[Row]) -> Samples:
@@ -122,7 +123,7 @@ def _sample_special(logits: torch.Tensor, rows: list[Row]) -> list[int | None]:
 
 
 def adjust_(logits: torch.Tensor, requests: Sequence[RequestState]) -> None:
-    """Logit bias, penalties and the bar on end tokens, in place on float32 [R, V].
+    """Logit bias, penalties, what structures allow and the bar on end tokens, in place on float32 [R, V].
 
     Repetition divides a positive logit and multiplies a negative one, for every token seen (Keskar et al.
     2019, as in vLLM); frequency subtracts per occurrence in the answer, presence once.
@@ -151,6 +152,10 @@ def adjust_(logits: torch.Tensor, requests: Sequence[RequestState]) -> None:
         x = flat[where]
         x = torch.where(x > 0, x / repetition, x * repetition).clamp_(max=largest)
         flat[where] = x - frequency * count - presence * (count > 0)
+
+    for row, request in zip(logits, requests, strict=True):
+        if request.structure is not None and request.forced_token is None:
+            row.masked_fill_(torch.from_numpy(~request.structure.allowed).to(device), -math.inf)
 
     barred = [r * vocab + q.barred_ids for r, q in enumerate(requests) if q.bars_end]
     if barred:

@@ -1,5 +1,6 @@
 """From an answer's text to reasoning, content and tool calls, while the text still grows."""
 
+from plait.text.parsing.call_grammar import Function
 from plait.text.parsing.events import (
     CallArguments,
     CallBegin,
@@ -20,6 +21,7 @@ __all__ = [
     "CallEnd",
     "Content",
     "Event",
+    "Function",
     "OutputFormat",
     "OutputParser",
     "Reasoning",

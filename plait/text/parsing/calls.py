@@ -36,6 +36,15 @@ def kinds_of(schema: Any, root: Any = None, depth: int = 0) -> frozenset[str]:
     return frozenset()
 
 
+def resolve(schema: Any, root: Any) -> Mapping[str, Any]:
+    """A schema, or what it refers to within ``root``; an empty one where there is none."""
+    for _ in range(_MOST_REFERENCES):
+        if not isinstance(schema, Mapping) or not isinstance(reference := schema.get("$ref"), str):
+            break
+        schema = _resolve(reference, root)
+    return schema if isinstance(schema, Mapping) else {}
+
+
 def _resolve(reference: str, root: Any) -> Any:
     if not reference.startswith("#/"):
         return None

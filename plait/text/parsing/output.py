@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from plait.core.sampling_params import ThinkingBudget
+from plait.core.sampling_params import Structure, ThinkingBudget
+from plait.text.parsing.call_grammar import CallGrammar
 from plait.text.parsing.formats import (
     REASONING,
     REASONING_PARSERS,
@@ -116,6 +117,40 @@ class OutputFormat:
             tuple(ends),
             () if self.begins_inside(prompt) else self._ids(form.open),
         )
+
+    def structure(self, grammar: str, prompt: str, calls: bool = False) -> Structure:
+        """What makes the answer to ``prompt`` follow a grammar once its reasoning is over.
+
+        Args:
+            grammar: as llguidance reads it.
+            prompt: as it was rendered, without the beginning of a call that it may end in.
+            calls: the grammar holds calls; then none may end the reasoning.
+        """
+        if self.reasoning is None:
+            return Structure(grammar)
+        form = REASONING[self.reasoning]
+        opens = self._ids(form.open)
+        inside = self.begins_inside(prompt)
+        if not inside and (prompt.rstrip().endswith(form.close) or len(opens) > 1):
+            return Structure(grammar)
+        openings = tool_format(self.tools).openings if self.tools and calls and form.calls_end_it else ()
+        return Structure(
+            grammar,
+            (self._ids(form.close),),
+            None if inside else opens[0],
+            self._single(("\n", "\n\n")),
+            self._single(openings),
+        )
+
+    def _single(self, texts: Iterable[str]) -> tuple[int, ...]:
+        """Ids of the texts that are one token."""
+        return tuple(ids[0] for text in texts if len(ids := self._ids(text)) == 1)
+
+    def call_grammar(self, holds: Callable[[str], bool]) -> CallGrammar:
+        """What makes grammars of calls; ``holds`` says whether a grammar can be compiled."""
+        assert self.tools is not None
+        tags = {tag: i for i, tag in self._tag_ids.items()}
+        return CallGrammar(self.tools, self._template, tags, holds)
 
     def _ids(self, text: str) -> tuple[int, ...]:
         return tuple(self._tokenizer.encode(text, add_special_tokens=False))

@@ -1,0 +1,121 @@
+"""What clients may ask of an answer's form, as grammars in the form of llguidance."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from llguidance import LLMatcher, grammar_from
+
+WHITE_SPACE = r"\n[ \t]{0,64}|[ ]"
+"""Between the parts of JSON: a space, or a new line with its indentation. A model can lose itself in white
+space, so there is an end to it."""
+JSON_OPTIONS: dict[str, Any] = {
+    "whitespace_pattern": WHITE_SPACE,
+    "item_separator": ",",
+    "key_separator": ":",
+    "coerce_one_of": False,
+    "lenient": False,
+}
+LENIENT = {"coerce_one_of": True, "lenient": True}
+"""For schemas that are a hint: what is not supported is passed over."""
+MOST_BYTES = 256 * 1024
+"""Longest grammar or schema, as it is written."""
+_MOST_DEPTH = 64
+
+
+def of_schema(schema: Any) -> str:
+    """JSON that a schema allows. Keywords that cannot be kept are an error when the grammar is compiled.
+
+    Raises:
+        ValueError: it is no schema, or says how it is to be read.
+    """
+    options: Any = JSON_OPTIONS
+    return str(LLMatcher.grammar_from_json_schema(schema_text(schema), overrides=options))
+
+
+def schema_text(schema: Any) -> str:
+    """A schema as JSON.
+
+    Raises:
+        ValueError: it is no schema, is nested too deeply, or says how it is to be read.
+    """
+    if not isinstance(schema, Mapping):
+        raise ValueError("a JSON schema is an object")
+    if _too_deep(schema):
+        raise ValueError(f"the schema is nested more than {_MOST_DEPTH} deep")
+    if "x-guidance" in schema:
+        raise ValueError("x-guidance cannot be set")
+    return _limited(json.dumps(schema, ensure_ascii=False))
+
+
+def _limited(text: str) -> str:
+    """The text itself, if it is not too long."""
+    if len(text.encode()) > MOST_BYTES:
+        raise ValueError(f"it is longer than {MOST_BYTES // 1024} KiB")
+    return text
+
+
+def _too_deep(value: Any) -> bool:
+    """Whether JSON is nested beyond what is taken; walked without recursion."""
+    level = [value]
+    for _ in range(_MOST_DEPTH):
+        inside = [list(v.values()) if isinstance(v, Mapping) else v for v in level]
+        level = [w for v in inside if isinstance(v, list) for w in v if isinstance(w, Mapping | list)]
+        if not level:
+            return False
+    return True
+
+
+def of_json_object() -> str:
+    """Any JSON object."""
+    return of_schema({"type": "object"})
+
+
+def of_regex(pattern: str) -> str:
+    """Texts that a regular expression matches from end to end."""
+    return str(LLMatcher.grammar_from_regex(pattern))
+
+
+def of_choice(choices: Sequence[str]) -> str:
+    """One of some texts.
+
+    Raises:
+        ValueError: there are none, or one is empty.
+    """
+    if not choices or not all(isinstance(choice, str) and choice for choice in choices):
+        raise ValueError("a choice is a list of texts of which none is empty")
+    return of_lark("start: " + " | ".join(map(quoted, choices)))
+
+
+def of_grammar(text: str) -> str:
+    """A context-free grammar, in Lark's form or in GBNF.
+
+    Raises:
+        ValueError: it is neither, or too long.
+    """
+    _limited(text)
+    try:
+        return str(grammar_from("grammar", text))
+    except Exception as fault:  # the converter raises what it comes upon
+        raise ValueError(f"the grammar cannot be read: {fault}") from None
+
+
+def of_lark(text: str) -> str:
+    return str(LLMatcher.grammar_from_lark(text))
+
+
+def quoted(text: str) -> str:
+    """A text as a literal of a Lark grammar."""
+    return json.dumps(text, ensure_ascii=False)
+
+
+def inline(schema: Any, lenient: bool = False) -> str:
+    """The JSON of a schema, as the right side of a rule of a Lark grammar.
+
+    Raises:
+        ValueError: as ``of_schema``.
+    """
+    value = json.loads(schema_text(schema))
+    return "%json " + json.dumps(value | {"x-guidance": JSON_OPTIONS | (LENIENT if lenient else {})})
