@@ -373,13 +373,15 @@ def test_leases_that_wait_for_their_turn_are_kept() -> None:
     with engine("qwen3_5", short) as prefiller, engine("qwen3_5", quick, max_num_seqs=1) as decoder:
         p, d = Seen(), Seen()
         long = SamplingParams(temperature=0, max_tokens=3000, ignore_eos=True)
-        decoder.add("local", prompts()[6], long, seed=0, max_tokens=3000)
+        for name in ("local", "local too", "local as well"):  # the first may end
+            decoder.add(name, prompts()[6], long, seed=0, max_tokens=3000)
         for i, reply in zip((7, 8), prefill(prefiller, p, [7, 8]), strict=True):
             add(decoder, f"d{i}", i, reply)
         later = time.monotonic() + 3.0
         step_until(lambda: time.monotonic() > later, (decoder, d), (prefiller, p))
         assert decoder.scheduler.handover.counters.received == 1  # one lies ready, the other has no room
-        assert decoder.cancel("local")
+        for name in ("local", "local too", "local as well"):
+            decoder.cancel(name)
         for i in (7, 8):
             same(answer(d, f"d{i}", (decoder, d), (prefiller, p)), expected("qwen3_5")[i])
         assert decoder.scheduler.handover.counters.failed == 0

@@ -150,6 +150,8 @@ def _gather(output: RequestOutput, delta: CompletionDelta) -> None:
     if delta.prompt_logprobs is not None:
         output.prompt_logprobs = delta.prompt_logprobs
     output.num_cached_tokens = max(output.num_cached_tokens, delta.num_cached_tokens)
+    if delta.kv_transfer_params is not None:
+        output.kv_transfer_params = delta.kv_transfer_params
 
 
 async def _spaced(
@@ -184,6 +186,7 @@ def _merged(a: CompletionDelta, b: CompletionDelta) -> CompletionDelta:
         num_cached_tokens=max(a.num_cached_tokens, b.num_cached_tokens),
         prompt_logprobs=a.prompt_logprobs or b.prompt_logprobs,
         starts=a.starts + b.starts,
+        kv_transfer_params=b.kv_transfer_params or a.kv_transfer_params,
     )
 
 

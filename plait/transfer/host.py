@@ -18,9 +18,11 @@ def mismatch(me: Self, version: int, identity: str, theirs: Self) -> str | None:
     """Why two engines must not exchange memory, as told to ``theirs``; None: they may."""
     if version != PROTOCOL_VERSION:
         return f"it speaks version {version} of the protocol, we {PROTOCOL_VERSION}: run the same plait"
+    layout = me.arena.differs_from(theirs.arena)
     if identity != me.identity:
-        return f"it computes other bits than we: {identity!r} there, {me.identity!r} here"
-    return me.arena.differs_from(theirs.arena)
+        other = f"it computes other bits than we: {identity!r} there, {me.identity!r} here"
+        return other if layout is None else f"{layout}; {other}"
+    return layout
 
 
 class Host:
