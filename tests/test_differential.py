@@ -84,6 +84,7 @@ def same(ask: Ask, got: Said, want: Said, what: str) -> None:
 
 def held_nothing(engines: Engines) -> None:
     for core in engines.cores:
+        core.flush()  # what is being written to the disk is held until it is there
         usage = core.scheduler.cache.usage()
         assert usage["pages_used"] == usage["states_used"] == 0
         assert not core.scheduler.requests
@@ -127,16 +128,28 @@ def test_answers_of_the_short_array(short: Suite, row: dict[str, str]) -> None:
 @pytest.mark.parametrize("kind", [Kind.STATE, Kind.PAGE])
 def test_one_copy_left_out_is_noticed(short: Suite, kind: Kind, monkeypatch: pytest.MonkeyPatch) -> None:
     """The suite can fail: a snapshot that is not restored, a page of a leaf that is not copied."""
-    row = next(r for r in SHORT if r["numerics"].startswith("qwen3_5 ") and r["prefix cache"] == "on")
+    rows = [
+        row
+        for row in SHORT
+        if row["numerics"].startswith("qwen3_5 ") and row["prefix cache"] in ("on", "on disk")
+    ]
     real = Arena.copy
 
     def copy(self: Arena, what: Kind, source: int, target: int) -> None:
         if what != kind:
             real(self, what, source, target)
 
+    def is_noticed(row: dict[str, str]) -> bool:
+        try:
+            short.compare(row)
+        except AssertionError as difference:
+            return "request" in str(difference)
+        return False
+
+    for row in rows:  # their quiet runs are made with copies in order
+        short.quiet(row["numerics"])
     monkeypatch.setattr(Arena, "copy", copy)
-    with pytest.raises(AssertionError, match="request"):
-        short.compare(row)
+    assert any(is_noticed(row) for row in rows)
 
 
 @needs_kernels
