@@ -141,16 +141,18 @@ def test_a_deadline_ends_the_answer(client: openai.OpenAI) -> None:
 
 
 def test_the_other_apis_reach_the_engine(server: LiveServer, client: openai.OpenAI) -> None:
-    claude = anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0)
+    messages_client = anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0)
     given: Any = {"model": NAME, "max_tokens": 40, "messages": USER, "tools": [
         {"name": "get_weather", "input_schema": WEATHER["function"]["parameters"]}
     ]}  # fmt: skip
-    first = claude.messages.create(**given, thinking={"type": "enabled", "budget_tokens": 10})
+    first = messages_client.messages.create(**given, thinking={"type": "enabled", "budget_tokens": 10})
     assert first.content[0].type == "thinking"
-    with claude.messages.stream(**given, thinking={"type": "enabled", "budget_tokens": 10}) as stream:
+    with messages_client.messages.stream(
+        **given, thinking={"type": "enabled", "budget_tokens": 10}
+    ) as stream:
         again = stream.get_final_message()
     assert (again.usage.cache_read_input_tokens or 0) > 0
-    counted = claude.messages.count_tokens(model=NAME, messages=USER)
+    counted = messages_client.messages.count_tokens(model=NAME, messages=USER)
     assert counted.input_tokens > 10
     response = client.responses.create(model=NAME, input="Hello", max_output_tokens=20)
     assert response.status in ("incomplete", "completed")

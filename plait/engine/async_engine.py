@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import os
-import time
 import uuid
 from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
 from contextlib import aclosing
@@ -20,9 +19,9 @@ from plait.core.seeds import derive_seed
 from plait.core.tree import Branch
 from plait.engine import messages as m
 from plait.engine.client import EngineClient, Event
+from plait.engine.gathering import gather
 from plait.engine.outputs import (
     CompletionDelta,
-    CompletionOutput,
     EngineDeadError,
     Logprob,
     RequestOutput,
@@ -235,30 +234,16 @@ class AsyncEngine:
         tokenized = self._accept(prompt, params, priority)
         params = _prefill_alone(params, kv_transfer_params)
         request_id = request_id or _new_id()
-        started = time.monotonic()
-        output = RequestOutput(
+        deltas = self._stream(
+            tokenized, params, request_id, priority, cache_salt or "", shown_ids, kv_transfer_params
+        )
+        return await gather(
+            deltas,
             request_id=request_id,
             prompt=tokenized.text,
             prompt_token_ids=tokenized.tokens,
-            outputs=[CompletionOutput(index) for index in range(params.n)],
-            finished=False,
+            answers=params.n,
         )
-        texts: list[list[str]] = [[] for _ in range(params.n)]
-        async with aclosing(
-            self._stream(
-                tokenized, params, request_id, priority, cache_salt or "", shown_ids, kv_transfer_params
-            )
-        ) as deltas:
-            async for delta in deltas:
-                if output.metrics.first_token is None and delta.token_ids:
-                    output.metrics.first_token = time.monotonic() - started
-                texts[delta.index].append(delta.text)
-                _gather(output, delta)
-        for completion, pieces in zip(output.outputs, texts, strict=True):
-            completion.text = "".join(pieces)
-        output.finished = True
-        output.metrics.finished = time.monotonic() - started
-        return output
 
     def fail(self, why: str) -> None:
         """Take no more requests; those that wait get EngineDeadError with this reason, now."""
@@ -410,23 +395,6 @@ class _Answer:
 
 def _joined(a: Piece, b: Piece) -> Piece:
     return Piece(a.text + b.text, a.tokens + b.tokens, a.starts + b.starts, b.stopped)
-
-
-def _gather(output: RequestOutput, delta: CompletionDelta) -> None:
-    completion = output.outputs[delta.index]
-    completion.token_ids += delta.token_ids
-    completion.starts += delta.starts
-    if delta.logprobs is not None:
-        completion.logprobs = (completion.logprobs or []) + delta.logprobs
-        chosen = (entry[token].logprob for token, entry in zip(delta.token_ids, delta.logprobs, strict=True))
-        completion.cumulative_logprob = (completion.cumulative_logprob or 0.0) + sum(chosen)
-    if delta.finish_reason is not None:
-        completion.finish_reason, completion.stop_reason = delta.finish_reason, delta.stop_reason
-    if delta.kv_transfer_params is not None:
-        output.kv_transfer_params = delta.kv_transfer_params
-    if delta.prompt_logprobs is not None:
-        output.prompt_logprobs = delta.prompt_logprobs
-    output.num_cached_tokens = max(output.num_cached_tokens, delta.num_cached_tokens)
 
 
 def _prefill_alone(params: SamplingParams, transfer: dict[str, Any] | None) -> SamplingParams:

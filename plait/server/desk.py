@@ -11,7 +11,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from plait.core.sampling_params import SamplingParams
-from plait.engine.outputs import CompletionDelta, CompletionOutput, RequestOutput
+from plait.engine.gathering import gather
+from plait.engine.outputs import CompletionDelta, RequestOutput
 from plait.server.errors import APIError
 from plait.server.prompts import Prompt
 
@@ -67,24 +68,13 @@ class Desk:
 
     async def generate(self, order: Order) -> RequestOutput:
         """The whole answers. Raises as ``stream``."""
-        started = time.monotonic()
-        output = RequestOutput(
+        return await gather(
+            self._deltas(order),
             request_id=order.request_id,
             prompt=order.prompt.text,
             prompt_token_ids=order.prompt.token_ids,
-            outputs=[CompletionOutput(index) for index in range(order.params.n)],
-            finished=True,
+            answers=order.params.n,
         )
-        texts: list[list[str]] = [[] for _ in output.outputs]
-        async with aclosing(self._deltas(order)) as deltas:
-            async for delta in deltas:
-                if output.metrics.first_token is None and delta.token_ids:
-                    output.metrics.first_token = time.monotonic() - started
-                texts[delta.index].append(delta.text)
-                _gather(output, delta)
-        for completion, pieces in zip(output.outputs, texts, strict=True):
-            completion.text = "".join(pieces)
-        return output
 
     async def _deltas(self, order: Order) -> AsyncGenerator[CompletionDelta, None]:
         self._refuse_if_full()
@@ -137,21 +127,6 @@ class Desk:
             f"(--max-waiting); try again in {seconds} s"
         )
         raise APIError(429, message, code="too_many_waiting", retry_after=seconds)
-
-
-def _gather(output: RequestOutput, delta: CompletionDelta) -> None:
-    completion = output.outputs[delta.index]
-    completion.token_ids += delta.token_ids
-    completion.starts += delta.starts
-    if delta.logprobs is not None:
-        completion.logprobs = (completion.logprobs or []) + delta.logprobs
-    if delta.finish_reason is not None:
-        completion.finish_reason, completion.stop_reason = delta.finish_reason, delta.stop_reason
-    if delta.prompt_logprobs is not None:
-        output.prompt_logprobs = delta.prompt_logprobs
-    output.num_cached_tokens = max(output.num_cached_tokens, delta.num_cached_tokens)
-    if delta.kv_transfer_params is not None:
-        output.kv_transfer_params = delta.kv_transfer_params
 
 
 async def _spaced(
