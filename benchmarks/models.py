@@ -141,10 +141,11 @@ def hybrid_gguf(converter: Path, checkpoint: Path, target: Path, kind: str) -> P
     """
     if target.exists():
         return target
-    command = [str(converter), "--no-mtp", "--outtype", kind, "--outfile", str(target), str(checkpoint)]
+    part = target.with_suffix(".part")  # one that is killed leaves nothing to trust
+    command = [str(converter), "--no-mtp", "--outtype", kind, "--outfile", str(part), str(checkpoint)]
     ended = subprocess.run(command, capture_output=True, text=True, check=False)
     if ended.returncode:
-        target.unlink(missing_ok=True)
+        part.unlink(missing_ok=True)
         said = ended.stderr.strip().splitlines()[-1:] or ["no message"]
         raise RuntimeError(f"the converter failed: {said[0]}")
-    return target
+    return part.rename(target)

@@ -109,6 +109,20 @@ def test_a_rows_bits_depend_on_the_row_alone(format, isa):
                 assert torch.equal(backend.linear(x[some], packed), expected[some])
 
 
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("format", FORMATS)
+def test_long_rows_are_taken_in_stretches_without_a_trace(format, isa):
+    """More inputs than go through many rows at once: sums are put down and taken up again on the way."""
+    outputs, inputs = 77, 2 * 1024 + 32
+    backend, packed = pack(format, torch.randn(outputs, inputs), torch.randn(outputs))
+    x = torch.randn(40, inputs)
+    expected = torch.cat([backend.linear(row, packed) for row in x.split(1)])
+    for threads in (1, 2):
+        with on(isa, threads):
+            assert torch.equal(backend.linear(x, packed), expected)
+            assert torch.equal(backend.linear(x[13:30], packed), expected[13:30])
+
+
 @settings(max_examples=80, deadline=None, derandomize=True)
 @given(
     format=st.sampled_from(FORMATS), isa=st.sampled_from(ISAS), threads=st.integers(1, 3),

@@ -2,7 +2,7 @@
 //
 // Threads share out panels, never k. Up to kMaxRows rows are one tile high, and panels are read once, as
 // stored: memory is the limit. With more rows a thread takes a few panels at a time through all blocks of
-// rows, so that those panels stay in its cache; 16-bit weights are widened to float32 once for all rows.
+// rows, so that those panels stay in its second cache; 16-bit weights are widened once for all rows.
 #include <algorithm>
 
 #include "../linear/embedding.hpp"
@@ -16,7 +16,9 @@ namespace {
 enum Scratch { kUnits, kScales, kWidened };
 
 constexpr std::int64_t kPanelStep = 4;  // panels that go through all rows together
-constexpr std::int64_t kStretch = 128;  // inputs widened at a time: 4 panels x 128 x 16 floats are 32 KiB
+// Inputs that go through all rows together: 4 panels x 1,024 x 16 floats are a quarter of a second cache of
+// 1 MiB. Shorter stretches cost more than they save: sums leave the registers and come back at their ends.
+constexpr std::int64_t kStretch = 1024;
 
 // Rows of one weight matrix, with their activations packed.
 struct Group {
@@ -94,21 +96,27 @@ void tiles(const Job& job, const Group& group, std::int64_t row, std::int64_t be
   }
 }
 
-// The same over `length` inputs from `from` on, of panels whose weights were widened to `wide`
-// [panels][kStretch][16].
+// Float32 weights of a few panels over `length` inputs from `from` on; `start` is where the first has `from`.
+struct Stretch {
+  const std::byte* start;
+  std::int64_t stride;  // between panels, bytes
+  std::int64_t from, length;
+};
+
+// R rows from `row` on, panels `begin` to `end`, the inputs of `stretch`.
 template <int R>
-void wide_tiles(const Job& job, const Group& group, std::int64_t row, std::int64_t begin, std::int64_t end,
-                const float* wide, std::int64_t from, std::int64_t length) {
+void float_tiles(const Job& job, const Group& group, std::int64_t row, std::int64_t begin, std::int64_t end,
+                 const Stretch& stretch) {
   constexpr int P = panels_at_once(R) > 2 ? 2 : panels_at_once(R);
-  constexpr std::int64_t kStride = kStretch * 16 * sizeof(float);
   TileInput in = input_of(job, group.first + row);
-  in.units += from * R;
-  const bool last = from + length == job.weight.inputs;
+  in.units += stretch.from * R;
+  const bool last = stretch.from + stretch.length == job.weight.inputs;
   for (std::int64_t panel = begin; panel < end;) {
-    const std::byte* at = reinterpret_cast<const std::byte*>(wide + (panel - begin) * kStretch * 16);
+    const std::byte* at = stretch.start + (panel - begin) * stretch.stride;
     const auto run = [&]<int count>(std::integral_constant<int, count>) {
       with_output<R, count>(job, group.first + row, panel, last, [&](TileOutput out) {
-        float_tile<float, R, count>(Panels<count>(at, kStride), length, in, out, from > 0);
+        const Panels<count> panels(at, stretch.stride);
+        float_tile<float, R, count>(panels, stretch.length, in, out, stretch.from > 0);
       });
       panel += count;
     };
@@ -121,8 +129,8 @@ void wide_tiles(const Job& job, const Group& group, std::int64_t row, std::int64
 }
 
 using TilesFunction = void (*)(const Job&, const Group&, std::int64_t, std::int64_t, std::int64_t);
-using WideFunction = void (*)(const Job&, const Group&, std::int64_t, std::int64_t, std::int64_t,
-                              const float*, std::int64_t, std::int64_t);
+using FloatFunction = void (*)(const Job&, const Group&, std::int64_t, std::int64_t, std::int64_t,
+                               const Stretch&);
 
 // Entry R - 1 is for R rows.
 template <WeightFormat format, class Sequence>
@@ -132,10 +140,10 @@ struct TilesTable<format, std::integer_sequence<int, R...>> {
   static constexpr TilesFunction functions[] = {&tiles<format, R + 1>...};
 };
 template <class Sequence>
-struct WideTable;
+struct FloatTable;
 template <int... R>
-struct WideTable<std::integer_sequence<int, R...>> {
-  static constexpr WideFunction functions[] = {&wide_tiles<R + 1>...};
+struct FloatTable<std::integer_sequence<int, R...>> {
+  static constexpr FloatFunction functions[] = {&float_tiles<R + 1>...};
 };
 
 using Heights = std::make_integer_sequence<int, kMaxRows>;
@@ -148,19 +156,30 @@ void each_block(const Group& group, Visit visit) {
   }
 }
 
+// Inputs `from` to `from + length` of panels `begin` to `end`: as stored, or widened to `wide`
+// [panels][kStretch][16].
 template <WeightFormat format>
-void widened(const Job& job, const Group& group, std::int64_t begin, std::int64_t end, float* wide) {
+Stretch stretch_of(const Job& job, const Group& group, std::int64_t begin, std::int64_t end,
+                   std::int64_t from, std::int64_t length, float* wide) {
   using T = Stored<format>;
+  const std::byte* first = group.panels + begin * job.panel_stride + 16 * sizeof(T) * from;
+  if constexpr (format == WeightFormat::f32) return {first, job.panel_stride, from, length};
+  for (std::int64_t panel = 0; panel < end - begin; ++panel) {
+    const T* weights = reinterpret_cast<const T*>(first + panel * job.panel_stride);
+    float* to = wide + panel * kStretch * 16;
+    for (std::int64_t k = 0; k < length; ++k) store(to + 16 * k, load(weights + 16 * k));
+  }
+  return {reinterpret_cast<const std::byte*>(wide), kStretch * 16 * sizeof(float), from, length};
+}
+
+template <WeightFormat format>
+void float_rows(const Job& job, const Group& group, std::int64_t begin, std::int64_t end, float* wide) {
   const std::int64_t inputs = job.weight.inputs;
   for (std::int64_t from = 0; from < inputs; from += kStretch) {
-    const std::int64_t length = inputs - from < kStretch ? inputs - from : kStretch;
-    for (std::int64_t panel = begin; panel < end; ++panel) {
-      const T* weights = reinterpret_cast<const T*>(group.panels + panel * job.panel_stride) + 16 * from;
-      float* to = wide + (panel - begin) * kStretch * 16;
-      for (std::int64_t k = 0; k < length; ++k) store(to + 16 * k, load(weights + 16 * k));
-    }
+    const std::int64_t length = std::min(inputs - from, kStretch);
+    const Stretch stretch = stretch_of<format>(job, group, begin, end, from, length, wide);
     each_block(group, [&](std::int64_t row, std::int64_t height) {
-      WideTable<Heights>::functions[height - 1](job, group, row, begin, end, wide, from, length);
+      FloatTable<Heights>::functions[height - 1](job, group, row, begin, end, stretch);
     });
   }
 }
@@ -171,13 +190,13 @@ void run_group(const Job& job, const Group& group, std::int64_t begin, std::int6
   const auto& functions = TilesTable<format, Heights>::functions;
   if (group.rows <= kMaxRows) return functions[group.rows - 1](job, group, 0, begin, end);
   float* wide = nullptr;
-  if constexpr (units_of(format) == Units::floats) {
+  if constexpr (units_of(format) == Units::floats && format != WeightFormat::f32) {
     wide = scratch_of<float>(kWidened, kPanelStep * kStretch * 16);
   }
   for (std::int64_t panel = begin; panel < end; panel += kPanelStep) {
     const std::int64_t next = panel + kPanelStep < end ? panel + kPanelStep : end;
     if constexpr (units_of(format) == Units::floats) {
-      widened<format>(job, group, panel, next, wide);
+      float_rows<format>(job, group, panel, next, wide);
     } else {
       each_block(group, [&](std::int64_t row, std::int64_t height) {
         functions[height - 1](job, group, row, panel, next);

@@ -164,6 +164,7 @@ void linear_cases(Record& record) {
     one_format(record, kind, 45, from_file(kind.format) ? 224 : 201);
     one_format(record, kind, 16, from_file(kind.format) ? 32 : 7);
     one_format(record, kind, 3, 128);
+    if (!from_file(kind.format)) one_format(record, kind, 20, 1100);  // more inputs than one stretch
     experts(record, kind);
   }
   largest_sums(record);
