@@ -13,7 +13,7 @@ import typer
 
 from plait import __version__
 from plait.bench.cli import app as bench
-from plait.cli_options import flags_for_names, take_foreign, with_engine_flags
+from plait.cli_options import flags_for_names, take_foreign, with_engine_flags, with_server_flags
 from plait.cli_report import Download, Stages, fail, note, show_explanation, show_ready
 from plait.config import EngineArgs
 
@@ -75,6 +75,7 @@ def _server_option(flag: str, help: str, **more: Any) -> Any:
 
 @app.command()
 @with_engine_flags
+@with_server_flags
 def serve(
     model: Model,
     *,
@@ -82,7 +83,12 @@ def serve(
     host: Annotated[str, _server_option("--host", "Address to listen on; 0.0.0.0 for all.")] = "127.0.0.1",
     port: Annotated[int, _server_option("--port", "Port to listen on.", min=0, max=65535)] = 8000,
     api_key: Annotated[
-        str | None, _server_option("--api-key", "Key that clients must send.", envvar="PLAIT_API_KEY")
+        list[str] | None,
+        _server_option(
+            "--api-key",
+            "Key that clients must send; given several times, any of them will do.",
+            envvar=["PLAIT_API_KEY", "VLLM_API_KEY"],
+        ),
     ] = None,
     uvicorn_log_level: Annotated[
         str, _server_option("--uvicorn-log-level", "critical, error, warning, info or debug.")
@@ -133,6 +139,7 @@ def serve(
             "--enable-auto-tool-choice/--no-enable-auto-tool-choice", "Let the model choose to call tools."
         ),
     ] = True,
+    more: dict[str, Any],
 ) -> None:
     """Serve MODEL over HTTP, with the OpenAI API."""
     from plait.server.decisions import server_decisions
@@ -145,7 +152,7 @@ def serve(
     settings = ServerSettings(
         host=host,
         port=port,
-        api_key=api_key,
+        api_key=api_key or None,
         root_path=root_path,
         log_level=uvicorn_log_level,
         shutdown_timeout=shutdown_timeout,
@@ -161,6 +168,7 @@ def serve(
         enable_auto_tool_choice=enable_auto_tool_choice,
         debug=debug_endpoints,
         priorities=args.scheduling_policy == "priority",
+        **more,
     )
     with Stages(model) as stages:
         run(

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import functools
 import inspect
+import json
 import re
 import types
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import fields
 from typing import Annotated, Any
 
@@ -71,6 +72,66 @@ def _engine_parameters() -> dict[str, inspect.Parameter]:
     return parameters
 
 
+def with_server_flags(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give ``command`` one flag for each field of ServerSettings that has a help text.
+
+    ``command`` takes a keyword ``more``, in which it receives them.
+    """
+    own = inspect.signature(command, eval_str=True)
+    flags = server_parameters()
+
+    @functools.wraps(command)
+    def run(*positional: Any, **given: Any) -> Any:
+        more = {name: given.pop(name) for name in flags}
+        for name, value in more.items():
+            if isinstance(value, list):
+                more[name] = _texts(name, value)
+        return command(*positional, more=more, **given)
+
+    parameters = [p for p in own.parameters.values() if p.name != "more"] + list(flags.values())
+    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    run.__annotations__ = {p.name: p.annotation for p in parameters}
+    return run
+
+
+@functools.cache
+def server_parameters() -> dict[str, inspect.Parameter]:
+    """Flags of the server, by the name of the setting."""
+    from plait.server.settings import ServerSettings
+
+    hints = typing.get_type_hints(ServerSettings)
+    parameters = {}
+    for field in fields(ServerSettings):
+        if "help" not in field.metadata:
+            continue
+        kind, default = hints[field.name], field.default
+        if kind == Sequence[str]:
+            kind, default = list[str], list(default)  # type: ignore[arg-type]
+        flag = field.metadata["flag"] or "--" + field.name.replace("_", "-")
+        shown = default not in (None, "", []) and kind is not bool
+        help = field.metadata["help"]
+        option = typer.Option(flag, help=help, rich_help_panel="Server", show_default=shown)
+        parameters[field.name] = inspect.Parameter(
+            field.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, option]
+        )
+    return parameters
+
+
+def _texts(name: str, given: list[str]) -> list[str]:
+    """Texts that were given one by one, or as lists in JSON."""
+    texts: list[str] = []
+    for text in given:
+        if not text.lstrip().startswith("["):
+            texts.append(text)
+            continue
+        try:
+            value = json.loads(text)
+        except ValueError as error:
+            raise typer.BadParameter(f"--{name.replace('_', '-')} is not valid JSON: {error}") from None
+        texts += map(str, value)
+    return texts
+
+
 def take_foreign(argv: list[str]) -> tuple[list[str], list[str]]:
     """Take settings of vLLM out of a command line, and write flags with dashes.
 
@@ -84,6 +145,7 @@ def take_foreign(argv: list[str]) -> tuple[list[str], list[str]]:
         return argv, []
     rest: list[str] = []
     lines: list[str] = []
+    own = server_parameters() if argv[0] == "serve" else {}
     tokens = iter(argv)
     for token in tokens:
         if token == "--":
@@ -95,7 +157,7 @@ def take_foreign(argv: list[str]) -> tuple[list[str], list[str]]:
             rest.append(token)
         elif name == "gpu_memory_utilization":
             rest.append(token)  # read below, beside --memory-limit
-        elif name in FOREIGN:
+        elif name in FOREIGN and name not in own:
             asked: str | bool
             if not FOREIGN[name].takes_value:
                 asked = value.lower() not in ("false", "0", "no") if equals else True

@@ -22,7 +22,7 @@ CHATML = (
 )
 DUMMY = ("--load-format", "dummy", "--seed", "1")
 """Random weights, and a fixed series of seeds for requests that bring none."""
-_READY = re.compile(r"at (http://\S+)/v1, engine process (\d+)")
+_READY = re.compile(r"at (https?://\S+)/v1, engine process (\d+)")
 
 
 def small_model(folder: Path) -> Path:

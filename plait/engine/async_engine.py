@@ -18,6 +18,7 @@ from plait.core.sampling_params import SamplingParams
 from plait.core.seeds import derive_seed
 from plait.core.tree import Branch
 from plait.engine import messages as m
+from plait.engine.beside import beside
 from plait.engine.client import EngineClient, Event
 from plait.engine.gathering import gather
 from plait.engine.outputs import (
@@ -99,12 +100,12 @@ class AsyncEngine:
         stage = on_stage or (lambda text: None)
         check_types(args)
         stage("finding the model")
-        path = await asyncio.to_thread(resolve_model, args.model, args.revision, args.download_dir)
+        path = await beside(resolve_model, args.model, args.revision, args.download_dir)
         config = model_config(
             path
         )  # a model that cannot be served is said before anything about its tokenizer
         stage("loading the tokenizer")
-        tokenizer = await asyncio.to_thread(load_tokenizer, args, path)
+        tokenizer = await beside(load_tokenizer, args, path)
         template = _chat_template(args, tokenizer)
         defaults = generation_config(path, tokenizer)
         client = EngineClient(replace(args, model=str(path)), limits_both=limits_both)
@@ -121,9 +122,12 @@ class AsyncEngine:
         )
         return cls(client, info, tokenizer, template)
 
-    async def close(self) -> None:
-        """End the engine process. Requests that still wait get EngineDeadError."""
-        await self._client.close()
+    async def close(self, at_once: bool = False) -> None:
+        """End the engine process. Requests that still wait get EngineDeadError.
+
+        ``at_once``: without letting it end the step under way, or write what waits for the disk.
+        """
+        await self._client.close(at_once)
 
     def check_health(self) -> None:
         """Raise EngineDeadError if the engine process has ended."""

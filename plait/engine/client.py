@@ -151,14 +151,19 @@ class EngineClient:
                 future.set_exception(EngineDeadError(str(self.dead)))
         self._asked.clear()
 
-    async def close(self) -> None:
-        """End the process; requests that still wait get an error. Safe to call twice."""
+    async def close(self, at_once: bool = False) -> None:
+        """End the process; requests that still wait get an error. Safe to call twice.
+
+        ``at_once``: kill it.
+        """
         if self._context is None:
             return
         self._closing = True
         self.fail("the engine was closed")
         process = self._process
         if process is not None and process.poll() is None:
+            if at_once:
+                process.kill()
             with contextlib.suppress(Exception):
                 await asyncio.wait_for(self._send(m.Stop()), 1)
             with contextlib.suppress(OSError):

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import secrets
 import time
 from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
 from prometheus_client import CONTENT_TYPE_LATEST
-from starlette.types import ASGIApp, Receive, Scope, Send
 
 from plait import __version__
 from plait.engine.outputs import EngineDeadError
@@ -18,6 +16,7 @@ from plait.server.anthropic_messages import CountRequest, MessagesRequest
 from plait.server.chat import chat_completions
 from plait.server.completions import completions
 from plait.server.debug import add_debug
+from plait.server.keys import RequireKey
 from plait.server.limits import LimitBody
 from plait.server.messages import count_tokens, create_message
 from plait.server.protocol import ChatRequest, CompletionRequest
@@ -45,8 +44,8 @@ def create_app(engine: AsyncEngine, settings: ServerSettings | None = None) -> F
     app.add_middleware(LimitBody, most=settings.max_body_bytes)
     if settings.debug:
         add_debug(app, service)
-    if settings.api_key:
-        app.add_middleware(RequireKey, key=settings.api_key)
+    if settings.api_keys:
+        app.add_middleware(RequireKey, keys=settings.api_keys)
     return app
 
 
@@ -124,7 +123,9 @@ def _add_operations(app: FastAPI, service: Service) -> None:
             return errors.as_api_error(error).response()
         return Response(status_code=200)
 
-    app.add_api_route("/health", health, methods=["GET"], response_model=None)
+    # While there is an engine these are one question; the gate answers at other times.
+    for path in ("/live", "/health", "/ready"):
+        app.add_api_route(path, health, methods=["GET"], response_model=None)
     app.add_api_route("/ping", health, methods=["GET", "POST"], response_model=None)
 
     @app.get("/version")
@@ -135,27 +136,3 @@ def _add_operations(app: FastAPI, service: Service) -> None:
     async def metrics() -> Response:
         page = await service.metrics.page(service.engine)
         return PlainTextResponse(page, media_type=CONTENT_TYPE_LATEST)
-
-
-class RequireKey:
-    """Refuses requests under /v1 and /debug that lack the key. The rest is for probes and scrapers."""
-
-    def __init__(self, app: ASGIApp, key: str):
-        self._app = app
-        self._expected = f"Bearer {key}".encode()
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["method"] != "OPTIONS" and self._guarded(scope):
-            headers = dict(scope["headers"])
-            given = headers.get(b"authorization") or b"Bearer " + headers.get(b"x-api-key", b"")
-            if not secrets.compare_digest(given, self._expected):
-                message = "the API key is missing or wrong: send it as Authorization: Bearer <key>"
-                error = errors.APIError(401, message, code="invalid_api_key")
-                await error.response()(scope, receive, send)
-                return
-        await self._app(scope, receive, send)
-
-    @staticmethod
-    def _guarded(scope: Scope) -> bool:
-        path: str = scope["path"].removeprefix(scope.get("root_path", ""))
-        return path.startswith(("/v1", "/tokenize", "/detokenize", "/debug"))

@@ -28,6 +28,10 @@ _TYPES = {
 }
 
 
+RETRY_DEAD = 10
+"""seconds until a client may try again: by then the server may have been started anew"""
+
+
 class APIError(Exception):
     """An answer that is an error: HTTP status, message, and the field it is about."""
 
@@ -75,7 +79,8 @@ def as_api_error(error: Exception) -> APIError:
     if isinstance(error, APIError):
         return error
     if isinstance(error, EngineDeadError):
-        return APIError(503, str(error) or "the engine process has ended", code="engine_dead")
+        message = str(error) or "the engine process has ended"
+        return APIError(503, message, code="engine_dead", retry_after=RETRY_DEAD)
     if isinstance(error, RequestRefused):
         return APIError(400, str(error))
     if isinstance(error, RequestFailed):

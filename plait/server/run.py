@@ -4,25 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import logging
-import signal
-import socket
 import sys
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any
-
-import uvicorn
 
 from plait.config import EngineArgs
 from plait.engine.outputs import EngineDeadError
 from plait.server.app import create_app
+from plait.server.front import front
+from plait.server.gate import Gate
+from plait.server.listener import Listener, Signals, bind, url_of
 from plait.server.settings import ServerSettings
 
 if TYPE_CHECKING:
     from plait.engine.async_engine import AsyncEngine
 
 log = logging.getLogger(__name__)
+
+_LAST_WORDS_SECONDS = 5.0
+"""that answers may take to end once the engine has failed them: a client that does not read takes for ever"""
 
 
 def run(coroutine: Coroutine[Any, Any, None]) -> None:
@@ -36,25 +37,6 @@ def run(coroutine: Coroutine[Any, Any, None]) -> None:
         runner.run(coroutine)
 
 
-def bind(host: str, port: int) -> socket.socket:
-    """The socket to serve on. Bound before the model is loaded: a port in use should not cost a load.
-
-    Raises:
-        ValueError: the address cannot be had.
-    """
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-        sock = socket.socket(family, kind, protocol)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        sock.bind(address)
-    except OSError as error:
-        hint = "; choose another --port, or end what listens there" if error.errno == errno.EADDRINUSE else ""
-        raise ValueError(f"cannot listen on {host}:{port}: {error.strerror or error}{hint}") from None
-    return sock
-
-
 async def serve(
     args: EngineArgs,
     settings: ServerSettings,
@@ -64,6 +46,9 @@ async def serve(
 ) -> None:
     """Load the model and serve it until SIGTERM or SIGINT; the engine process ends before this returns.
 
+    The socket listens from the beginning to the end: while the model is loaded, and while the last answers
+    are given, requests get a 503 that says so.
+
     Args:
         on_stage: told the name of each stage of loading as it begins.
         on_ready: told the engine and the server's address, once it takes requests.
@@ -71,37 +56,49 @@ async def serve(
     Raises:
         ValueError: settings or a model that cannot work.
     """
+    gate = Gate(settings.root_path)
+    sock = bind(settings.host, settings.port)
+    with contextlib.closing(sock), Signals() as signals:
+        listener = Listener(front(gate, settings), sock, settings)
+        await listener.start()
+        try:
+            engine = await _load(args, signals, on_stage)
+            if engine is None:
+                return
+            try:
+                gate.open(create_app(engine, settings))
+                if on_ready is not None:
+                    on_ready(engine, url_of(sock, settings.secure))
+                await _until_told(engine, signals)
+                await drain(gate, engine, signals, settings.shutdown_timeout)
+            finally:
+                await engine.close(at_once=signals.urgent.is_set())
+        finally:
+            await listener.close(at_once=signals.asked.is_set() and gate.inside > 0)
+
+
+async def _load(
+    args: EngineArgs, signals: Signals, on_stage: Callable[[str], None] | None
+) -> AsyncEngine | None:
+    """The engine; None if a signal came first."""
     from plait.engine.async_engine import AsyncEngine
 
-    sock = bind(settings.host, settings.port)
-    task = asyncio.current_task()
-    assert task is not None
-    with contextlib.closing(sock), _Signals(task.cancel) as signals:
-        try:
-            engine = await AsyncEngine.start(args, on_stage=on_stage, limits_both=True)
-        except asyncio.CancelledError:
-            return  # told to stop while loading
-        try:
-            config = uvicorn.Config(
-                create_app(engine, settings),
-                log_level=settings.log_level,
-                access_log=False,
-                # Ours comes first, and gives every request its error; this one is for connections that hang.
-                timeout_graceful_shutdown=round(settings.shutdown_timeout) + 5,
-            )
-            server = _Server(config)
-            ending = _Ending(server, engine, settings.shutdown_timeout)
-            signals.action = ending.signal
-            serving = asyncio.ensure_future(server.serve(sockets=[sock]))
-            watching = asyncio.ensure_future(_report_death(engine))
-            while not (server.started or serving.done()):
-                await asyncio.sleep(0.01)
-            if on_ready is not None and not serving.done():
-                on_ready(engine, _url(sock))
-            await serving
-            watching.cancel()
-        finally:
-            await engine.close()
+    loading = asyncio.ensure_future(AsyncEngine.start(args, on_stage=on_stage, limits_both=True))
+    told = asyncio.ensure_future(signals.asked.wait())
+    try:
+        await asyncio.wait({loading, told}, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        told.cancel()
+        if not loading.done():
+            loading.cancel()
+            await asyncio.wait({loading})  # it ends the engine process, if there is one
+    return None if loading.cancelled() else loading.result()
+
+
+async def _until_told(engine: AsyncEngine, signals: Signals) -> None:
+    watching = asyncio.ensure_future(_report_death(engine))
+    await signals.asked.wait()
+    watching.cancel()
 
 
 async def _report_death(engine: AsyncEngine) -> None:
@@ -116,52 +113,19 @@ async def _report_death(engine: AsyncEngine) -> None:
         await asyncio.sleep(0.5)
 
 
-def _url(sock: socket.socket) -> str:
-    host, port = sock.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-
-
-class _Server(uvicorn.Server):
-    """uvicorn, without its signal handlers: they would kill this process before the engine is closed."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
-
-
-class _Ending:
-    """What a signal does: take no new requests and end with the last one. When the time is up, or at a
-    second signal, requests that still run get an error that says so."""
-
-    def __init__(self, server: uvicorn.Server, engine: AsyncEngine, seconds: float):
-        self._server = server
-        self._engine = engine
-        self._seconds = seconds
-
-    def signal(self) -> None:
-        if self._server.should_exit:
-            self._give_up()
-            return
-        self._server.should_exit = True
-        asyncio.get_running_loop().call_later(self._seconds, self._give_up)
-
-    def _give_up(self) -> None:
-        self._engine.fail("the server is shutting down; send the request to another, or again later")
-
-
-class _Signals:
-    """Calls ``action`` on SIGINT and SIGTERM."""
-
-    _numbers = (signal.SIGINT, signal.SIGTERM)
-
-    def __init__(self, action: Callable[[], object]):
-        self.action = action
-
-    def __enter__(self) -> _Signals:
-        for number in self._numbers:
-            asyncio.get_running_loop().add_signal_handler(number, lambda: self.action())
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for number in self._numbers:
-            asyncio.get_running_loop().remove_signal_handler(number)
+async def drain(gate: Gate, engine: AsyncEngine, signals: Signals, seconds: float) -> None:
+    """Take no new requests and wait for the answers under way. When the time is up, or at a second signal,
+    those that still run get an error that says so."""
+    gate.drain()
+    if gate.inside:
+        log.info("shutting down: %d requests are being answered", gate.inside)
+    emptied = asyncio.ensure_future(gate.emptied())
+    urgent = asyncio.ensure_future(signals.urgent.wait())
+    await asyncio.wait({emptied, urgent}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+    urgent.cancel()
+    if not emptied.done():
+        log.warning("%d requests did not end in time and get an error", gate.inside)
+        engine.fail("the server is shutting down; send the request to another, or again later")
+        words = _LAST_WORDS_SECONDS / 5 if signals.urgent.is_set() else _LAST_WORDS_SECONDS
+        await asyncio.wait({emptied}, timeout=words)
+    emptied.cancel()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,19 +14,39 @@ TEMPLATE_ARGUMENTS = frozenset({"messages", "tools", "add_generation_prompt", "c
 """What a chat template is given by the request's own fields, and by no variable."""
 
 
+def _flag(default: Any, help: str, flag: str | None = None) -> Any:
+    """A field that the command line makes a flag of, by its name unless ``flag`` says otherwise."""
+    return field(default=default, metadata={"help": help, "flag": flag})
+
+
 @dataclass(frozen=True, slots=True)
 class ServerSettings:
     """Settings of the HTTP server: flags of ``plait serve``."""
 
     host: str = "127.0.0.1"
     port: int = 8000
-    api_key: str | None = None
-    """if set, /v1 paths ask for ``Authorization: Bearer <key>``"""
+    api_key: str | Sequence[str] | None = None
+    """if set, /v1 paths ask for ``Authorization: Bearer <key>``; of several any will do"""
     root_path: str = ""
     """path under which a proxy shows the server"""
     log_level: str = "warning"
     shutdown_timeout: float = 20.0
     """seconds that running requests get to end after SIGTERM"""
+
+    ssl_certfile: str | None = _flag(
+        None, "PEM file of the server's certificate (and those between it and the root); turns TLS on."
+    )
+    ssl_keyfile: str | None = _flag(None, "PEM file of its key, unless the certificate's file holds it.")
+    ssl_ca_certs: str | None = _flag(None, "PEM file of the authorities that sign clients' certificates.")
+    ssl_cert_reqs: int = _flag(0, "Whether clients show a certificate: 0 no, 1 they may, 2 they must.")
+
+    allowed_origins: Sequence[str] = _flag(
+        (), 'Origins whose web pages may call the server, one by one or as JSON; ["*"]: all. Default: none.'
+    )
+    allowed_methods: Sequence[str] = _flag(("*",), "HTTP methods that those pages may use.")
+    allowed_headers: Sequence[str] = _flag(("*",), "Headers that those pages may send.")
+    allow_credentials: bool = _flag(False, "Let those pages send cookies.", "--allow-credentials")
+
     default_chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
     """handed to the chat template unless the request says otherwise"""
 
@@ -50,7 +71,27 @@ class ServerSettings:
     priorities: bool = False
     """the engine runs requests by priority; otherwise one that brings a priority is refused"""
 
+    @property
+    def api_keys(self) -> tuple[str, ...]:
+        if self.api_key is None:
+            return ()
+        return (self.api_key,) if isinstance(self.api_key, str) else tuple(self.api_key)
+
+    @property
+    def secure(self) -> bool:
+        """Whether the server speaks TLS."""
+        return self.ssl_certfile is not None
+
     def __post_init__(self) -> None:
+        if not all(self.api_keys):
+            raise ValueError("--api-key is empty, and would let nobody in; leave it out, or give a key")
+        if self.ssl_cert_reqs not in (0, 1, 2):
+            raise ValueError(f"--ssl-cert-reqs {self.ssl_cert_reqs}: 0 none, 1 optional, 2 required")
+        if self.allow_credentials and "*" in self.allowed_origins:
+            raise ValueError(
+                "--allow-credentials with --allowed-origins * would let every web page act as its visitor: "
+                "name the origins"
+            )
         for name in ("max_waiting", "stream_interval", "max_body_bytes", "max_prompt_tokens"):
             value = getattr(self, name)
             if value is not None and value < 1:

@@ -1,0 +1,114 @@
+"""The socket, and the HTTP server on it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import signal
+import socket
+from collections.abc import Iterator
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from plait.server import tls
+from plait.server.settings import ServerSettings
+
+_CLOSE_SECONDS = 5
+"""Longest that connections may take to end once nobody is answered any more."""
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """The socket to serve on. Bound before the model is loaded: a port in use should not cost a load.
+
+    Raises:
+        ValueError: the address cannot be had.
+    """
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        sock = socket.socket(family, kind, protocol)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind(address)
+    except OSError as error:
+        hint = "; choose another --port, or end what listens there" if error.errno == errno.EADDRINUSE else ""
+        raise ValueError(f"cannot listen on {host}:{port}: {error.strerror or error}{hint}") from None
+    return sock
+
+
+def url_of(sock: socket.socket, secure: bool) -> str:
+    """How clients write the address of ``sock``."""
+    host, port = sock.getsockname()[:2]
+    scheme = "https" if secure else "http"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
+
+
+class Listener:
+    """An HTTP server on one socket, for one application.
+
+    Raises:
+        ValueError: TLS settings that cannot hold.
+    """
+
+    def __init__(self, app: ASGIApp, sock: socket.socket, settings: ServerSettings) -> None:
+        config = uvicorn.Config(
+            app,
+            log_level=settings.log_level,
+            access_log=False,
+            lifespan="off",
+            ws="none",
+            timeout_graceful_shutdown=_CLOSE_SECONDS,
+            **tls.uvicorn_settings(settings),
+        )
+        self._sock = sock
+        self._server = _Server(config)
+        self._serving: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Listen; returns once connections are taken."""
+        self._serving = asyncio.create_task(self._server.serve(sockets=[self._sock]))
+        while not (self._server.started or self._serving.done()):
+            await asyncio.sleep(0.01)
+        if self._serving.done():
+            await self._serving
+
+    async def close(self, at_once: bool = False) -> None:
+        """Take no more connections and end those there are; ``at_once``: without waiting for slow readers."""
+        if self._serving is None:
+            return
+        if at_once:
+            self._server.config.timeout_graceful_shutdown = 1
+        self._server.should_exit = True
+        await self._serving
+
+
+class _Server(uvicorn.Server):
+    """uvicorn, without its signal handlers: they would kill this process before the engine is closed."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+class Signals:
+    """SIGINT and SIGTERM as events: ``asked`` is set by the first, ``urgent`` by the second."""
+
+    _numbers = (signal.SIGINT, signal.SIGTERM)
+
+    def __init__(self) -> None:
+        self.asked = asyncio.Event()
+        self.urgent = asyncio.Event()
+
+    def __enter__(self) -> Signals:
+        for number in self._numbers:
+            asyncio.get_running_loop().add_signal_handler(number, self._take)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number in self._numbers:
+            asyncio.get_running_loop().remove_signal_handler(number)
+
+    def _take(self) -> None:
+        (self.urgent if self.asked.is_set() else self.asked).set()

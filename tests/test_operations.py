@@ -1,0 +1,312 @@
+"""Who is let in, by the state of the server, by key, by origin: the gate and what stands around it."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import trustme
+from scripted import HELLO, ScriptedEngine
+
+from plait.server import ServerSettings, create_app
+from plait.server.front import front
+from plait.server.gate import PROBES, Gate
+from plait.server.tls import uvicorn_settings
+
+ASKED = {"model": "tiny", "messages": HELLO}
+
+
+class Door:
+    """A gate with everything around it, and a client before it."""
+
+    def __init__(self, settings: ServerSettings, engine: ScriptedEngine) -> None:
+        self.settings, self.engine = settings, engine
+        self.gate = Gate(settings.root_path)
+        transport = httpx.ASGITransport(app=front(self.gate, settings), raise_app_exceptions=False)
+        self.client = httpx.AsyncClient(transport=transport, base_url="http://plait")
+
+    def open(self) -> None:
+        self.gate.open(create_app(self.engine, self.settings))  # type: ignore[arg-type]
+
+    async def ask(self, **headers: str) -> httpx.Response:
+        return await self.client.post("/v1/chat/completions", json=ASKED, headers=headers)
+
+    async def statuses(self) -> dict[str, int]:
+        return {path: (await self.client.get(path)).status_code for path in sorted(PROBES)}
+
+
+def at(
+    use: Callable[[Door], Awaitable[Any]],
+    settings: ServerSettings | None = None,
+    engine: Callable[[], ScriptedEngine] = ScriptedEngine,
+) -> Any:
+    async def run() -> Any:
+        door = Door(settings or ServerSettings(), engine())
+        async with door.client:
+            return await asyncio.wait_for(use(door), 20)
+
+    return asyncio.run(run())
+
+
+# -- states ------------------------------------------------------------------------------------------
+
+
+def test_while_the_model_is_loaded() -> None:
+    async def use(door: Door) -> None:
+        up = {"/live"}
+        assert await door.statuses() == {path: 200 if path in up else 503 for path in PROBES}
+        for response in (
+            await door.ask(),
+            await door.client.get("/ready"),
+            await door.client.get("/nowhere"),
+        ):
+            assert response.status_code == 503
+            assert int(response.headers["retry-after"]) > 0
+            assert response.json()["error"]["code"] == "loading"
+        door.open()
+        assert set((await door.statuses()).values()) == {200}
+        assert (await door.ask()).status_code == 200
+
+    at(use)
+
+
+def test_while_the_last_answers_are_given() -> None:
+    async def use(door: Door) -> None:
+        door.open()
+        running = asyncio.ensure_future(door.ask())
+        while not door.engine.open:
+            await asyncio.sleep(0)
+        door.gate.drain()
+        empty = asyncio.ensure_future(door.gate.emptied())
+        refused = await door.ask()
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "draining")
+        assert int(refused.headers["retry-after"]) > 0
+        assert refused.headers["connection"] == "close"
+        assert await door.statuses() == {path: 503 if path == "/ready" else 200 for path in PROBES}
+        assert (await door.client.get("/v1/models")).status_code == 503
+        assert (door.gate.inside, empty.done()) == (1, False)
+        door.engine.aborted.set()  # it ends
+        assert (await running).status_code == 200
+        await empty
+        assert door.gate.inside == 0
+
+    at(use, engine=lambda: ScriptedEngine(hang_after=1))
+
+
+def test_once_the_engine_has_ended() -> None:
+    async def use(door: Door) -> None:
+        door.open()
+        door.engine.dead.set()
+        up = {"/metrics", "/version"}
+        assert await door.statuses() == {path: 200 if path in up else 503 for path in PROBES}
+        ready = await door.client.get("/ready")
+        assert int(ready.headers["retry-after"]) > 0
+        assert (await door.ask()).status_code == 503
+
+    at(use)
+
+
+def test_a_request_that_fails_leaves_the_gate() -> None:
+    async def use(door: Door) -> None:
+        door.open()
+        door.engine.dead.set()
+        for _ in range(3):
+            await door.ask()
+        assert door.gate.inside == 0
+        await door.gate.emptied()
+
+    at(use)
+
+
+def test_paths_under_which_a_proxy_shows_the_server() -> None:
+    async def use(door: Door) -> None:
+        assert (await door.client.get("/base/live")).status_code == 200
+        assert (await door.client.get("/base/ready")).status_code == 503
+        door.open()
+        assert (await door.client.get("/base/ready")).status_code == 200
+        assert (await door.client.get("/ready")).status_code == 200
+
+    at(use, ServerSettings(root_path="/base"))
+
+
+# -- keys --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({"authorization": "Bearer one"}, 200),
+        ({"authorization": "Bearer two"}, 200),
+        ({"authorization": "bearer two"}, 200),
+        ({"x-api-key": "two"}, 200),
+        ({"authorization": "Bearer one", "x-api-key": "wrong"}, 200),
+        ({}, 401),
+        ({"authorization": "Bearer onetwo"}, 401),
+        ({"authorization": "Bearer on"}, 401),
+        ({"authorization": "Bearer "}, 401),
+        ({"authorization": "one"}, 401),
+        ({"authorization": "Basic one"}, 401),
+        ({"authorization": "Bearer wrong", "x-api-key": "one"}, 401),
+        ({"x-api-key": ""}, 401),
+    ],
+)
+def test_any_of_several_keys(headers: dict[str, str], status: int) -> None:
+    async def use(door: Door) -> None:
+        door.open()
+        assert (await door.ask(**headers)).status_code == status
+        assert (await door.client.get("/tokenize", headers=headers)).status_code == (
+            status if status > 400 else 405
+        )
+        assert (await door.client.get("/ready")).status_code == 200
+
+    at(use, ServerSettings(api_key=["one", "two"]))
+
+
+def test_every_key_is_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    from plait.server import keys
+
+    compared: list[int] = []
+    real = keys.secrets.compare_digest
+
+    def counting(a: bytes, b: bytes) -> bool:
+        compared.append(len(a) - len(b))
+        return real(a, b)
+
+    monkeypatch.setattr(keys.secrets, "compare_digest", counting)
+
+    async def use(door: Door) -> None:
+        door.open()
+        for key in ("one", "two", "none", "a much longer key than any"):
+            await door.ask(authorization=f"Bearer {key}")
+
+    at(use, ServerSettings(api_key=["one", "two"]))
+    assert compared == [0] * 8  # both, each time, over texts of one length
+
+
+def test_an_empty_key_is_refused() -> None:
+    for key in ("", ["a", ""]):
+        with pytest.raises(ValueError, match="--api-key is empty"):
+            ServerSettings(api_key=key)
+    assert ServerSettings(api_key=()).api_keys == ()
+
+
+# -- origins -----------------------------------------------------------------------------------------
+
+PREFLIGHT = {"access-control-request-method": "POST", "access-control-request-headers": "authorization"}
+
+
+def test_no_origin_may_call_by_default() -> None:
+    async def use(door: Door) -> None:
+        door.open()
+        answer = await door.ask(origin="https://page.example")
+        preflight = await door.client.options(
+            "/v1/chat/completions", headers={"origin": "https://page.example", **PREFLIGHT}
+        )
+        assert preflight.status_code == 405
+        for response in (answer, preflight):
+            assert not [name for name in response.headers if name.startswith("access-control")]
+
+    at(use)
+
+
+def test_origins_that_may_call() -> None:
+    async def use(door: Door) -> None:
+        async def preflight(origin: str) -> httpx.Response:
+            return await door.client.options("/v1/models", headers={"origin": origin, **PREFLIGHT})
+
+        for phase in ("loading", "serving", "keyless"):
+            if phase == "serving":
+                door.open()
+            headers = {} if phase == "keyless" else {"authorization": "Bearer k"}
+            answer = await door.ask(origin="https://page.example", **headers)
+            assert answer.status_code == {"loading": 503, "serving": 200, "keyless": 401}[phase]
+            # Without this header a page could not even read the error.
+            assert answer.headers["access-control-allow-origin"] == "https://page.example"
+        allowed = await preflight("https://page.example")  # browsers send no key with it
+        assert allowed.status_code == 200
+        assert "POST" in allowed.headers["access-control-allow-methods"]
+        assert (await preflight("https://other.example")).status_code == 400
+        other = await door.ask(origin="https://other.example", authorization="Bearer k")
+        assert "access-control-allow-origin" not in other.headers
+
+    at(use, ServerSettings(allowed_origins=["https://page.example"], api_key="k"))
+
+
+def test_credentials_of_every_page_are_refused() -> None:
+    with pytest.raises(ValueError, match="name the origins"):
+        ServerSettings(allowed_origins=["*"], allow_credentials=True)
+
+
+# -- TLS ---------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def pem(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Files of a certificate, its key, another key, and of the authority."""
+    folder = tmp_path_factory.mktemp("tls")
+    authority = trustme.CA()
+    own, other = authority.issue_cert("localhost"), authority.issue_cert("localhost")
+    parts = {
+        "cert": b"".join(blob.bytes() for blob in own.cert_chain_pems),
+        "key": own.private_key_pem.bytes(),
+        "other": other.private_key_pem.bytes(),
+        "both": own.private_key_and_cert_chain_pem.bytes(),
+        "authority": authority.cert_pem.bytes(),
+        "garbage": b"no certificate\n",
+    }
+    for name, data in parts.items():
+        (folder / name).write_bytes(data)
+    return {name: str(folder / name) for name in parts}
+
+
+def test_tls_settings_that_hold(pem: dict[str, str]) -> None:
+    assert uvicorn_settings(ServerSettings()) == {}
+    assert not ServerSettings().secure
+    one_file = ServerSettings(ssl_certfile=pem["both"])
+    assert one_file.secure
+    assert uvicorn_settings(one_file)["ssl_keyfile"] is None
+    mutual = ServerSettings(
+        ssl_certfile=pem["cert"], ssl_keyfile=pem["key"], ssl_ca_certs=pem["authority"], ssl_cert_reqs=2
+    )
+    assert uvicorn_settings(mutual)["ssl_cert_reqs"] is ssl.CERT_REQUIRED
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        ({"ssl_keyfile": "key"}, "--ssl-keyfile is for TLS.*--ssl-certfile"),
+        ({"ssl_ca_certs": "authority"}, "--ssl-ca-certs is for TLS"),
+        ({"ssl_certfile": "cert", "ssl_keyfile": "other"}, "KEY_VALUES_MISMATCH"),
+        ({"ssl_certfile": "cert"}, "must hold the key too"),
+        ({"ssl_certfile": "garbage", "ssl_keyfile": "key"}, "--ssl-certfile .*garbage"),
+        ({"ssl_certfile": "both", "ssl_ca_certs": "garbage"}, "--ssl-ca-certs .*garbage"),
+        ({"ssl_certfile": "both", "ssl_cert_reqs": 2}, "--ssl-ca-certs says whose"),
+        ({"ssl_certfile": "missing"}, "--ssl-certfile .*missing: there is no such file"),
+    ],
+)
+def test_tls_settings_that_cannot_hold(pem: dict[str, str], asked: dict[str, Any], words: str) -> None:
+    files = {"missing": str(Path(pem["cert"]).with_name("missing")), **pem}
+    given = {name: files.get(value, value) for name, value in asked.items()}
+    with pytest.raises(ValueError, match=words):
+        uvicorn_settings(ServerSettings(**given))
+
+
+def test_tls_asks_for_no_password(pem: dict[str, str], tmp_path: Path) -> None:
+    from cryptography.hazmat.primitives import serialization
+
+    key = serialization.load_pem_private_key(Path(pem["key"]).read_bytes(), None)
+    form = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8
+    locked = tmp_path / "locked"
+    locked.write_bytes(key.private_bytes(*form, serialization.BestAvailableEncryption(b"secret")))
+    with pytest.raises(ValueError, match="the key is encrypted"):
+        uvicorn_settings(ServerSettings(ssl_certfile=pem["cert"], ssl_keyfile=str(locked)))
+
+
+def test_cert_reqs_are_python_s() -> None:
+    with pytest.raises(ValueError, match="--ssl-cert-reqs 3"):
+        ServerSettings(ssl_cert_reqs=3)
