@@ -17,6 +17,7 @@ import uvicorn
 from plait.config import EngineArgs
 from plait.engine.outputs import EngineDeadError
 from plait.server.app import create_app
+from plait.server.connections import Limits, openable, protocol
 from plait.server.settings import ServerSettings
 
 if TYPE_CHECKING:
@@ -84,6 +85,8 @@ async def serve(
         try:
             config = uvicorn.Config(
                 create_app(engine, settings),
+                http=protocol(Limits(settings.client_timeout, openable(settings.max_connections))),
+                ws="none",
                 log_level=settings.log_level,
                 access_log=False,
                 # Ours comes first, and gives every request its error; this one is for connections that hang.
