@@ -133,6 +133,19 @@ def serve(
     max_prompt_tokens: Annotated[
         int | None, _server_option("--max-prompt-tokens", "Longest prompt; by default what fits.", min=1)
     ] = None,
+    client_timeout: Annotated[
+        float,
+        _server_option(
+            "--client-timeout",
+            "Seconds a client may take to send a request's headers, its body, or to read what is ready.",
+        ),
+    ] = 60.0,
+    max_connections: Annotated[
+        int,
+        _server_option(
+            "--max-connections", "Most connections; one more takes the place of the longest idle.", min=1
+        ),
+    ] = 4096,
     enable_auto_tool_choice: Annotated[
         bool,
         _server_option(
@@ -163,6 +176,8 @@ def serve(
         stream_interval=stream_interval,
         max_body_bytes=max_body_bytes,
         max_prompt_tokens=max_prompt_tokens,
+        client_timeout=client_timeout,
+        max_connections=max_connections,
         reasoning_parser=reasoning_parser,
         tool_call_parser=tool_call_parser,
         enable_auto_tool_choice=enable_auto_tool_choice,

@@ -12,14 +12,17 @@ import uvicorn
 from scripted import ScriptedEngine
 
 from plait.server import ServerSettings, create_app
+from plait.server.connections import Limits, protocol
 
 
 @contextlib.contextmanager
 def listening(engine: ScriptedEngine, settings: ServerSettings | None = None) -> Iterator[str]:
     """The address at which the application answers."""
     sock = socket.create_server(("127.0.0.1", 0))
+    settings = settings or ServerSettings()
     app: Any = create_app(engine, settings)  # type: ignore[arg-type]
-    server = uvicorn.Server(uvicorn.Config(app, log_level="error"))
+    kind = protocol(Limits(settings.client_timeout, settings.max_connections))
+    server = uvicorn.Server(uvicorn.Config(app, http=kind, ws="none", log_level="error"))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [sock]}, daemon=True)
     thread.start()
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 from scripted import ScriptedEngine, chat, completion, events, post, serve
 
 from plait.server import ServerSettings
+from plait.server.limits import LimitBody
 
 BODY = {"prompt": "ab"}
 
@@ -114,26 +116,33 @@ def test_a_timeout_is_a_positive_number() -> None:
 
 
 @pytest.mark.parametrize("declared", [True, False])
-def test_a_large_body_is_refused_before_it_is_read(declared: bool) -> None:
-    sent = 0
+def test_a_large_body_is_refused_before_it_is_held(declared: bool) -> None:
+    """The answer goes out first; then what still comes is read and dropped, or a reset would overtake it."""
+    most, pieces = 20_000, 1000
+    asked, answers, held = 0, [], []
 
-    async def pieces() -> AsyncIterator[bytes]:
-        nonlocal sent
-        yield b'{"prompt": "'
-        for _ in range(1000):
-            sent += 1000
-            yield b"x" * 1000
-        yield b'"}'
+    async def receive() -> dict[str, Any]:
+        nonlocal asked
+        asked += 1
+        return {"type": "http.request", "body": b"x" * 1000, "more_body": asked < pieces}
 
-    async def use(client: httpx.AsyncClient, _: ScriptedEngine) -> httpx.Response:
-        content: Any = b"x" * 1_000_000 if declared else pieces()
-        headers = {"content-type": "application/json"}
-        return await client.post("/v1/completions", content=content, headers=headers)
+    async def send(message: dict[str, Any]) -> None:
+        answers.append((asked, message))
 
-    response = serve(use, settings=ServerSettings(max_body_bytes=20_000))
-    assert response.status_code == 413
-    assert "20000 bytes" in response.json()["error"]["message"]
-    assert sent <= 21_000
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        while True:
+            held.append(await receive())
+
+    headers = [(b"content-length", b"1000000")] if declared else []
+    scope = {"type": "http", "headers": headers}
+    asyncio.run(LimitBody(app, most)(scope, receive, send))  # type: ignore[arg-type]
+    (first, start), (second, body), (last, end) = answers
+    assert first == second == (0 if declared else 21)
+    assert len(held) == (0 if declared else 20)
+    assert start["status"] == 413
+    assert (b"connection", b"close") in start["headers"]
+    assert "20000 bytes" in json.loads(body["body"])["error"]["message"]
+    assert (last, end["body"], end["more_body"]) == (pieces, b"", False)
 
 
 def test_a_long_prompt_is_refused_before_it_is_tokenized() -> None:
@@ -190,6 +199,6 @@ def test_a_thinking_budget_needs_a_model_that_thinks() -> None:
 
 
 def test_settings_are_checked() -> None:
-    for name in ("max_waiting", "stream_interval", "max_body_bytes", "max_prompt_tokens"):
+    for name in ("max_waiting", "stream_interval", "max_body_bytes", "max_prompt_tokens", "max_connections"):
         with pytest.raises(ValueError, match=f"{name}=0: it must be from 1 up"):
             ServerSettings(**{name: 0})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import os
 import uuid
@@ -19,7 +18,7 @@ from plait.core.seeds import derive_seed
 from plait.core.tree import Branch
 from plait.engine import messages as m
 from plait.engine.beside import beside
-from plait.engine.client import EngineClient, Event
+from plait.engine.client import EngineClient, Events
 from plait.engine.gathering import gather
 from plait.engine.outputs import (
     CompletionDelta,
@@ -200,16 +199,19 @@ class AsyncEngine:
         cache_salt: str | None = None,
         shown_ids: Collection[int] = (),
         kv_transfer_params: dict[str, Any] | None = None,
+        most_unread: int | None = None,
     ) -> AsyncGenerator[CompletionDelta, None]:
         """The answers, delta by delta. Closing the generator ends the request and frees its memory.
 
         ``shown_ids`` are special tokens whose text is part of the answer, whatever the parameters say.
         ``kv_transfer_params``: ``{"do_remote_decode": True}`` computes the prompt for another engine; what
         comes back with the last delta has that one go on from it.
+        ``most_unread``: steps' worth of answer that may wait for the caller; one more ends the request. None:
+        no bound, and memory is held for a caller that does not ask for the next delta.
 
         Raises:
             RequestRefused: it cannot be served as asked.
-            RequestFailed: the model gave nothing usable.
+            RequestFailed: the model gave nothing usable; NobodyReads: the caller fell behind.
             EngineDeadError: the engine process has ended.
         """
         tokenized = self._accept(prompt, params, priority)
@@ -217,7 +219,14 @@ class AsyncEngine:
         # Closing this generator must close the inner one now, not when it is collected.
         async with aclosing(
             self._stream(
-                tokenized, params, request_id, priority, cache_salt or "", shown_ids, kv_transfer_params
+                tokenized,
+                params,
+                request_id,
+                priority,
+                cache_salt or "",
+                shown_ids,
+                kv_transfer_params,
+                most_unread,
             )
         ) as deltas:
             async for delta in deltas:
@@ -268,6 +277,7 @@ class AsyncEngine:
         salt: str,
         shown_ids: Collection[int],
         transfer: dict[str, Any] | None,
+        most_unread: int | None = None,
     ) -> AsyncGenerator[CompletionDelta, None]:
         self._client.check()
         request_id = request_id or _new_id()
@@ -277,7 +287,7 @@ class AsyncEngine:
         seed = self._seed(params)
         if self.tokenizer is None:
             params = replace(params, detokenize=False)  # token ids in, token ids out
-        queue: asyncio.Queue[Event] = asyncio.Queue()
+        queue = Events(most_unread)
         # The engine's ids are made here: a caller's id can never be that of another caller's answer.
         ids = [f"{next(self._numbers)}:{request_id}" for _ in range(params.n)]
         answers = {

@@ -22,13 +22,37 @@ import zmq.asyncio
 from plait.config import ConfigError, EngineArgs
 from plait.core.tree import Branch
 from plait.engine import messages as m
-from plait.engine.outputs import EngineDeadError, RequestFailed, RequestRefused
+from plait.engine.outputs import EngineDeadError, NobodyReads, RequestFailed, RequestRefused
 from plait.engine.stats import EngineStats
 
 STOP_SECONDS = 10.0
 """How long the process may take to end by itself before it is killed."""
 
 Event = m.Output | Exception
+
+
+class Events(asyncio.Queue[Event]):
+    """What happens to the answers of one caller, until it looks.
+
+    ``most``: events that may lie unread; one more ends the request it is about. None: no bound.
+    """
+
+    def __init__(self, most: int | None = None) -> None:
+        super().__init__()
+        self._most = most
+        self._wanted = False
+
+    async def get(self) -> Event:
+        self._wanted = True
+        try:
+            return await super().get()
+        finally:
+            self._wanted = False
+
+    @property
+    def overrun(self) -> bool:
+        """Too much lies here, and not because this process is late: its caller has not asked for more."""
+        return self._most is not None and not self._wanted and self.qsize() >= self._most
 
 
 class EngineClient:
@@ -47,7 +71,7 @@ class EngineClient:
         self._limits_both = limits_both
         self.dead: EngineDeadError | None = None
         self.ready: m.Ready | None = None
-        self._queues: dict[str, asyncio.Queue[Event]] = {}
+        self._queues: dict[str, Events] = {}
         self._asked: dict[int, asyncio.Future[Any]] = {}
         """by number: questions that the engine has not answered yet"""
         self._numbers = itertools.count(1)
@@ -215,15 +239,19 @@ class EngineClient:
 
     def _post(self, request_id: str, event: Event, over: bool) -> None:
         queue = self._queues.pop(request_id, None) if over else self._queues.get(request_id)
-        if queue is not None:
-            queue.put_nowait(event)
+        if queue is None:
+            return
+        if queue.overrun and not over:
+            self.cancel([request_id])
+            event = NobodyReads(f"{queue.qsize()} parts of the answer were not taken; the request was ended")
+        queue.put_nowait(event)
 
     def check(self) -> None:
         """Raise EngineDeadError if the process has ended."""
         if self.dead is not None:
             raise EngineDeadError(str(self.dead))
 
-    async def add(self, message: m.Add, queue: asyncio.Queue[Event]) -> None:
+    async def add(self, message: m.Add, queue: Events) -> None:
         """Send a request; its events go to ``queue``."""
         self.check()
         self._queues[message.request_id] = queue

@@ -18,6 +18,10 @@ class RequestFailed(RuntimeError):
     """The model gave nothing usable for the request; others are not touched."""
 
 
+class NobodyReads(RequestFailed):
+    """The caller has not taken what there was of its answer, and too much of it was held."""
+
+
 @dataclass(frozen=True, slots=True)
 class Logprob:
     """Log-probability of one token, from the raw logits (before temperature, penalties and bias)."""

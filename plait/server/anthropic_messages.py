@@ -29,7 +29,7 @@ _NOT_SERVED: Neutral = {
 class CountRequest(BaseModel):
     """Body of ``POST /v1/messages/count_tokens``: all of a request that makes its prompt."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", strict=True)
 
     model: str
     messages: list[dict[str, Any]] = Field(min_length=1)

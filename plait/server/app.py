@@ -16,6 +16,7 @@ from plait.server.anthropic_messages import CountRequest, MessagesRequest
 from plait.server.chat import chat_completions
 from plait.server.completions import completions
 from plait.server.debug import add_debug
+from plait.server.json_body import JSONRoute
 from plait.server.keys import RequireKey
 from plait.server.limits import LimitBody
 from plait.server.messages import count_tokens, create_message
@@ -36,6 +37,7 @@ def create_app(engine: AsyncEngine, settings: ServerSettings | None = None) -> F
     app = FastAPI(title="plait", version=__version__, root_path=settings.root_path)
     service = Service(engine, settings)
     app.state.service = service
+    app.router.route_class = JSONRoute
     errors.install(app)
     _add_openai(app, service)
     _add_anthropic(app, service)

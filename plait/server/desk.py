@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 DEADLINE = "deadline"
 """``stop_reason`` of an answer that its deadline cut off."""
 _LONGEST_RETRY = 60
+_MOST_UNREAD = 1024
+"""tokens of an answer that may wait for a client that does not read, beside the buffers of its connection"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +100,7 @@ class Desk:
             cache_salt=order.cache_salt,
             kv_transfer_params=order.transfer,
             shown_ids=order.prompt.shown_ids,
+            most_unread=_MOST_UNREAD,
         )
         try:
             async with aclosing(source) as deltas:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from difflib import get_close_matches
+from http import HTTPStatus
 from typing import Any
 
 import msgspec
@@ -13,7 +14,7 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from plait.engine.outputs import EngineDeadError, RequestFailed, RequestRefused
+from plait.engine.outputs import EngineDeadError, NobodyReads, RequestFailed, RequestRefused
 
 log = logging.getLogger(__name__)
 
@@ -21,6 +22,7 @@ _TYPES = {
     400: "invalid_request_error",
     401: "authentication_error",
     404: "not_found_error",
+    408: "timeout_error",
     413: "request_too_large",
     429: "rate_limit_error",
     405: "invalid_request_error",
@@ -68,6 +70,13 @@ class APIError(Exception):
             headers["retry-after"] = str(self.retry_after)
         return Response(self.body(), self.status, headers, media_type="application/json")
 
+    def raw(self) -> bytes:
+        """The response as it goes over a connection that ends with it, for where no request was read."""
+        response = self.response({"connection": "close"})
+        lines = [f"HTTP/1.1 {self.status} {HTTPStatus(self.status).phrase}".encode()]
+        lines += [name + b": " + value for name, value in response.raw_headers]
+        return b"\r\n".join([*lines, b"", bytes(response.body)])
+
 
 def _printable(text: str) -> str:
     """Text that came from a client, perhaps with unpaired surrogates, as text that can be sent."""
@@ -83,6 +92,8 @@ def as_api_error(error: Exception) -> APIError:
         return APIError(503, message, code="engine_dead", retry_after=RETRY_DEAD)
     if isinstance(error, RequestRefused):
         return APIError(400, str(error))
+    if isinstance(error, NobodyReads):
+        return APIError(408, f"the client reads too slowly: {error}", code="client_too_slow")
     if isinstance(error, RequestFailed):
         return APIError(500, str(error))
     log.error("a request failed", exc_info=error)
@@ -94,7 +105,7 @@ def install(app: FastAPI) -> None:
 
     async def validation(request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)
-        return _from_validation(error, request).response()
+        return _from_validation(error).response()
 
     async def http(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
@@ -142,7 +153,7 @@ def unknown_field(name: str, known: list[str]) -> str:
     return f"unknown field {name!r}" + (f"; did you mean {near[0]!r}?" if near else "")
 
 
-def _from_validation(error: RequestValidationError, request: Request) -> APIError:
+def _from_validation(error: RequestValidationError) -> APIError:
     first: dict[str, Any] = dict(error.errors()[0])
     kind = first["type"]
     where = [str(p) for p in first["loc"][1:]]
@@ -151,7 +162,7 @@ def _from_validation(error: RequestValidationError, request: Request) -> APIErro
         return APIError(400, f"the body is not valid JSON: {reason} at character {first['loc'][-1]}")
     if not where and kind in ("missing", "model_attributes_type"):
         hint = ""
-        if "json" not in request.headers.get("content-type", ""):
+        if isinstance(error.body, bytes):  # it was not read as JSON
             hint = "; send it with Content-Type: application/json"
         return APIError(400, f"the body must be a JSON object{hint}")
     if kind == "not_served":

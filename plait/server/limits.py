@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from plait.server.errors import APIError
+
+_DISCARD_SECONDS = 10.0
+_DISCARD_BYTES = 2**26
+"""of a body that was refused are read, and dropped, before the connection ends"""
 
 
 class LimitBody:
@@ -41,8 +48,25 @@ class LimitBody:
     async def _refuse(self, scope: Scope, receive: Receive, send: Send) -> None:
         message = f"the body is larger than {self._most} bytes, the most that this server takes"
         error = APIError(413, f"{message} (--max-body-bytes)", code="body_too_large")
-        # What is left of the body is not read: the connection ends with the answer.
-        await error.response({"connection": "close"})(scope, receive, send)
+        response = error.response({"connection": "close"})
+        start = {
+            "type": "http.response.start",
+            "status": response.status_code,
+            "headers": response.raw_headers,
+        }
+        await send(start)
+        await send({"type": "http.response.body", "body": bytes(response.body), "more_body": True})
+        # A connection that ends while its client still sends is reset, and takes the answer with it.
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._discard(receive), _DISCARD_SECONDS)
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _discard(self, receive: Receive) -> None:
+        left, more = max(self._most, _DISCARD_BYTES), True
+        while more and left > 0:
+            message = await receive()
+            left -= len(message.get("body", b""))
+            more = message.get("more_body", False)
 
 
 class _TooLarge(BaseException):

@@ -13,6 +13,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from plait.server import tls
+from plait.server.connections import Limits, openable, protocol
 from plait.server.settings import ServerSettings
 
 _CLOSE_SECONDS = 5
@@ -55,6 +56,7 @@ class Listener:
     def __init__(self, app: ASGIApp, sock: socket.socket, settings: ServerSettings) -> None:
         config = uvicorn.Config(
             app,
+            http=protocol(Limits(settings.client_timeout, openable(settings.max_connections))),
             log_level=settings.log_level,
             access_log=False,
             lifespan="off",

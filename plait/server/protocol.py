@@ -91,7 +91,8 @@ def only_served(data: Any, fields: list[str], not_served: Neutral) -> Any:
         if value is None:
             continue
         if name in fields:
-            kept[name] = value
+            whole = type(value) is float and abs(value) < 2**53 and value.is_integer()
+            kept[name] = int(value) if whole else value  # 16.0 is an integer in JSON
         elif name not in not_served:
             raise _not_served(name, unknown_field(name, fields))
         elif not any(value == v and type(value) is type(v) for v in not_served[name]):
@@ -102,7 +103,7 @@ def only_served(data: Any, fields: list[str], not_served: Neutral) -> Any:
 class StreamOptions(BaseModel):
     """What a stream carries besides the answer."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", strict=True)
 
     include_usage: bool = False
     continuous_usage_stats: bool = False
@@ -112,7 +113,7 @@ class StreamOptions(BaseModel):
 class Request(BaseModel):
     """Fields that chat and text completions share."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", strict=True)
     not_served: ClassVar[Neutral] = _NOT_SERVED
 
     model: str | None = None

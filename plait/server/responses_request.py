@@ -34,7 +34,7 @@ _REASONING = "reasoning.encrypted_content"
 class ResponsesRequest(BaseModel):
     """Body of ``POST /v1/responses``."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", strict=True)
 
     model: str | None = None
     input: str | list[dict[str, Any]]

@@ -66,6 +66,11 @@ class ServerSettings:
     max_prompt_tokens: int | None = None
     """longest prompt; None: what the model's length allows"""
 
+    client_timeout: float = 60.0
+    """seconds that a client may take to send a request's headers, its body, or to read what is ready"""
+    max_connections: int = 4096
+    """connections at once"""
+
     debug: bool = False
     """serve ``/debug``, which shows what clients have sent"""
     priorities: bool = False
@@ -92,7 +97,12 @@ class ServerSettings:
                 "--allow-credentials with --allowed-origins * would let every web page act as its visitor: "
                 "name the origins"
             )
-        for name in ("max_waiting", "stream_interval", "max_body_bytes", "max_prompt_tokens"):
+        if not 0 < self.client_timeout <= 10**6:
+            raise ValueError(
+                f"client_timeout={self.client_timeout}: it must be above 0, at most 1000000 seconds"
+            )
+        bounds = ("max_waiting", "stream_interval", "max_body_bytes", "max_prompt_tokens", "max_connections")
+        for name in bounds:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"{name}={value}: it must be from 1 up")

@@ -72,17 +72,18 @@ async def merged(streams: Sequence[AsyncIterator[T]]) -> AsyncGenerator[tuple[in
             async for only in stream:
                 yield 0, only
         return
-    queue: asyncio.Queue[tuple[int, T | None, Exception | None]] = asyncio.Queue()
+    # Bounded, so that a reader who stops stops the streams, too.
+    queue: asyncio.Queue[tuple[int, T | None, Exception | None]] = asyncio.Queue(len(streams))
 
     async def pump(index: int, source: AsyncIterator[T]) -> None:
         failure = None
         try:
             async with aclosing(cast("AsyncGenerator[T, None]", source)) as stream:
                 async for item in stream:
-                    queue.put_nowait((index, item, None))
+                    await queue.put((index, item, None))
         except Exception as error:
             failure = error
-        queue.put_nowait((index, None, failure))
+        await queue.put((index, None, failure))
 
     tasks = [asyncio.create_task(pump(i, stream)) for i, stream in enumerate(streams)]
     open_streams = len(streams)

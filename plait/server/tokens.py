@@ -16,7 +16,7 @@ from plait.server.tools import toolbox
 class TokenizeRequest(BaseModel):
     """Body of ``POST /tokenize``: a text, or a conversation."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", strict=True)
 
     model: str | None = None
     prompt: str | None = None
@@ -37,10 +37,15 @@ class TokenizeRequest(BaseModel):
 class DetokenizeRequest(BaseModel):
     """Body of ``POST /detokenize``."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", strict=True)
 
     model: str | None = None
     tokens: list[int] = Field(max_length=10**7)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_what_is_not_served(cls, data: Any) -> Any:
+        return only_served(data, list(cls.model_fields), {})
 
 
 async def tokenize(service: Service, body: TokenizeRequest) -> dict[str, Any]:
