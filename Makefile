@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PYTEST := $(BIN)/python -m pytest
 QUESTION ?= What is the capital of France, and what is it known for?
 
-.PHONY: help install native demo test test-slow test-sanitizers test-gpu lint format clean
+.PHONY: help install native demo test test-slow test-sanitizers test-gpu lint docs format clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -41,6 +41,9 @@ lint: $(VENV)/.installed  ## ruff and mypy
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+docs: $(VENV)/.installed  ## write docs/flags.md anew
+	$(BIN)/python tools/flags_page.py
 
 format: $(VENV)/.installed  ## put the code into shape
 	$(BIN)/ruff check --fix .

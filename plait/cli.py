@@ -10,9 +10,11 @@ from contextlib import contextmanager
 from typing import Annotated, Any
 
 import typer
+from typer.main import get_command
 
 from plait import __version__
 from plait.bench.cli import app as bench
+from plait.cli_help import arrange
 from plait.cli_options import flags_for_names, take_foreign, with_engine_flags, with_server_flags
 from plait.cli_report import Download, Stages, fail, note, show_explanation, show_ready
 from plait.config import EngineArgs
@@ -53,7 +55,7 @@ def main() -> None:
         argv, lines = take_foreign(sys.argv[1:])
         for line in lines:
             note(line)
-        app(args=argv, prog_name="plait")
+        arrange(get_command(app))(args=argv, prog_name="plait")
 
 
 @contextmanager

@@ -15,12 +15,8 @@ from typing import Annotated, Any
 import typer
 
 from plait.config import EngineArgs
-from plait.engine.memory import available_bytes, in_words, total_bytes
 from plait.foreign import FOREIGN, answer_to
 
-_SHARE_FLAG = "--gpu-memory-utilization"
-_OTHERS = 0.9
-"""Part of the memory at hand that a share of the machine's memory may come to: others grow, too."""
 ENGINE_COMMANDS = ("serve", "generate", "chat", "explain")
 
 
@@ -155,8 +151,6 @@ def take_foreign(argv: list[str]) -> tuple[list[str], list[str]]:
         name = flag.removeprefix("--").replace("-", "_")
         if not flag.startswith("--"):
             rest.append(token)
-        elif name == "gpu_memory_utilization":
-            rest.append(token)  # read below, beside --memory-limit
         elif name in FOREIGN and name not in own:
             asked: str | bool
             if not FOREIGN[name].takes_value:
@@ -172,53 +166,7 @@ def take_foreign(argv: list[str]) -> tuple[list[str], list[str]]:
             pass  # turned off: nothing is asked for
         else:
             rest.append("--" + name.replace("_", "-") + equals + value)
-    return _with_memory_share(rest, lines)
-
-
-def _with_memory_share(rest: list[str], lines: list[str]) -> tuple[list[str], list[str]]:
-    """``--gpu-memory-utilization`` as a limit in bytes: a share of the machine's memory.
-
-    Raises:
-        ValueError: it is no share.
-    """
-    kept: list[str] = []
-    share = None
-    tokens = iter(rest)
-    for token in tokens:
-        flag, equals, value = token.partition("=")
-        if token == "--":
-            kept += [token, *tokens]
-        elif flag.replace("_", "-") == _SHARE_FLAG:
-            share = value if equals else next(tokens, "")
-        else:
-            kept.append(token)
-    if share is None:
-        return kept, lines
-    if any(token.partition("=")[0] == "--memory-limit" for token in kept):
-        return kept, [*lines, f"{_SHARE_FLAG} has no effect: --memory-limit says it in bytes"]
-    limit, why = memory_share(share)
-    line = f"{_SHARE_FLAG} {share} is --memory-limit {limit // 2**20}MiB here: {why}"
-    return [*kept, "--memory-limit", str(limit)], [*lines, line]
-
-
-def memory_share(share: str) -> tuple[int, str]:
-    """Bytes that a share of the machine's memory is, and how that was found.
-
-    Raises:
-        ValueError: it is not above 0 and at most 1.
-    """
-    try:
-        part = float(share)
-    except ValueError:
-        part = 0.0
-    if not 0 < part <= 1:
-        raise ValueError(f"{_SHARE_FLAG} {share}: it must be above 0 and at most 1")
-    total, free = total_bytes(), available_bytes()
-    limit = int(part * total)
-    why = f"{part:g} of {in_words(total)}, weights included"
-    if free is not None and limit > (most := int(_OTHERS * free)):
-        limit, why = most, f"{why}, but other processes leave {in_words(free)}"
-    return limit, why
+    return rest, lines
 
 
 def flags_for_names(message: str) -> str:

@@ -29,7 +29,6 @@ _OFF = ("false", "none", "0", "")
 
 FOREIGN: dict[str, Foreign] = {
     # accepted: plait decides
-    "gpu_memory_utilization": Foreign(_MEMORY),  # the command line makes it a memory_limit
     "kv_cache_memory_bytes": Foreign(_MEMORY),
     "num_gpu_blocks_override": Foreign(_MEMORY),
     "swap_space": Foreign("see preemption_mode=swap and swap_limit, which counts bytes inside memory_limit"),

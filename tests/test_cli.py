@@ -19,8 +19,9 @@ from live import DUMMY, small_model
 
 from plait import cli, cli_talk
 from plait.cli_options import take_foreign
-from plait.config import EngineArgs
-from plait.engine.memory import total_bytes
+from plait.config import ConfigError, EngineArgs
+from plait.engine.memory import in_words, total_bytes
+from plait.engine.resolve import resolve
 from plait.foreign import FOREIGN, answer_to
 
 
@@ -98,20 +99,6 @@ def test_flags_of_the_server_are_written_either_way() -> None:
     assert lines == ["--enable-prompt-tokens-details has no effect: usage always has cached tokens"]
 
 
-@pytest.mark.parametrize("flag", [["--gpu-memory-utilization", "0.25"], ["--gpu_memory_utilization=0.25"]])
-def test_a_share_of_memory_is_a_limit_in_bytes(flag: list[str]) -> None:
-    rest, [line] = take_foreign(["serve", "m", *flag, "--max-num-seqs", "4"])
-    assert rest[:5] == ["serve", "m", "--max-num-seqs", "4", "--memory-limit"]
-    assert 0 < int(rest[5]) <= 0.25 * total_bytes()
-    assert f"{int(rest[5]) // 2**20}MiB" in line
-    rest, [line] = take_foreign(["serve", "m", *flag, "--memory-limit", "2GiB"])
-    assert rest == ["serve", "m", "--memory-limit", "2GiB"]
-    assert "no effect" in line
-    for share in ("0", "85", "most", "-1", "nan"):
-        with pytest.raises(ValueError, match="above 0 and at most 1"):
-            take_foreign(["serve", "m", "--gpu-memory-utilization", share])
-
-
 def test_foreign_flags_that_cannot_be_served_are_refused() -> None:
     with pytest.raises(ValueError, match=r"--pipeline-parallel-size='2'.*accepted: 1"):
         take_foreign(["serve", "m", "--pipeline-parallel-size", "2"])
@@ -168,6 +155,28 @@ def test_explain(model: str) -> None:
     sections = json.loads(plait("explain", model, *DUMMY, "--json", "--max-model-len", "512").stdout)
     rows = {row["name"]: row for rows in sections.values() for row in rows}
     assert rows["max_model_len"]["value"].startswith("512")
+
+
+def test_a_share_of_memory_is_a_limit_in_bytes(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for flags in (["--gpu-memory-utilization", "0.25"], ["--gpu_memory_utilization=0.25"]):
+        args, _ = args_of(monkeypatch, model, "hi", *flags, *DUMMY)
+        resolved = resolve(args)
+        assert isinstance(resolved.args.memory_limit, int)
+        assert 0 < resolved.args.memory_limit <= 0.25 * total_bytes()
+        [said] = [str(decision) for decision in resolved.decisions if decision.name == "memory limit"]
+        assert in_words(resolved.args.memory_limit) in said
+        assert "0.25 of" in said
+    both = resolve(
+        EngineArgs(model=model, load_format="dummy", memory_limit="2GiB", gpu_memory_utilization=1)
+    )
+    assert both.args.memory_limit == "2GiB"
+    assert any("no effect" in str(decision) for decision in both.decisions)
+    for share in (0.0, 85.0, -1.0):
+        with pytest.raises(ConfigError, match="above 0 and at most 1"):
+            resolve(EngineArgs(model=model, gpu_memory_utilization=share))
+    ended = plait("explain", model, *DUMMY, "--gpu-memory-utilization", "85")
+    assert ended.returncode == 2
+    assert "error: --gpu-memory-utilization 85.0: it must be above 0" in ended.stderr
 
 
 def test_settings_that_cannot_hold_end_with_one_message(model: str) -> None:

@@ -163,7 +163,7 @@ async def compare_engines(
     targets: list[EngineTarget] = []
     try:
         for name, settings in zip(names, asked, strict=True):
-            if settings.memory_limit is None and spare is not None:
+            if settings.memory_limit is settings.gpu_memory_utilization is None and spare is not None:
                 settings.memory_limit = int(spare * COMPARED_SHARE)
             screen.note(f"starting {name}")
             targets.append(await EngineTarget.start(name, settings, screen.note))

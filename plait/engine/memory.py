@@ -12,6 +12,10 @@ _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 _UNITS |= {"ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
 
 
+_OTHERS = 0.9
+"""Part of the memory at hand that a share of the machine's memory may come to: others grow, too."""
+
+
 def parse_bytes(text: int | str) -> int:
     """Bytes from a number or a text such as "2GiB", "1.5G" or "800 MB".
 
@@ -70,6 +74,20 @@ def available_bytes() -> int | None:
     group = _group_left()
     known = [amount for amount in (system, group) if amount is not None]
     return min(known) if known else None
+
+
+def memory_share(part: float) -> tuple[int, str]:
+    """Bytes that a part of the machine's memory is, and how that was found.
+
+    Args:
+        part: above 0 and at most 1. What other processes leave bounds it.
+    """
+    total, free = total_bytes(), available_bytes()
+    limit = int(part * total)
+    why = f"{part:g} of {in_words(total)}, weights included"
+    if free is not None and limit > (most := int(_OTHERS * free)):
+        limit, why = most, f"{why}, but other processes leave {in_words(free)}"
+    return limit, why
 
 
 def _system_available() -> int | None:

@@ -15,7 +15,7 @@ import torch
 
 from plait.config import ConfigError, EngineArgs, check_types
 from plait.core.geometry import round_up
-from plait.engine.memory import in_words, parse_bytes
+from plait.engine.memory import in_words, memory_share, parse_bytes
 from plait.kernels.backend import Backend
 from plait.kernels.cpu.native import MISSING
 from plait.kernels.layout import BLOCK, CacheLayout
@@ -99,6 +99,7 @@ def resolve(args: EngineArgs) -> Resolved:
     """
     check_types(args)
     _refuse_unbuilt(args)
+    args, share = _memory_limit(args)
     path = resolve_model(args.model, args.revision, args.download_dir)
     config = model_config(path)
     device = _device(args)
@@ -122,6 +123,7 @@ def resolve(args: EngineArgs) -> Resolved:
         Decision("kernels", kernels, why_kernels),
         Decision("dtype", dtype_name(dtype), why),
         *_layout_decisions(layout, args),
+        *share,
     ]
     ahead, why_ahead = _async_scheduling(args, device)
     decisions.append(Decision("async scheduling", "on" if ahead else "off", why_ahead))
@@ -220,6 +222,20 @@ def _refuse_unbuilt(args: EngineArgs) -> None:
         raise ConfigError("target_itl_ms needs chunked prefill; leave out one of the two")
     if args.snapshot_interval is not None and args.snapshot_interval < 1:
         raise ConfigError(f"snapshot_interval={args.snapshot_interval}: it must be from 1 up")
+
+
+def _memory_limit(args: EngineArgs) -> tuple[EngineArgs, list[Decision]]:
+    """A share of the machine's memory becomes a limit in bytes."""
+    part = args.gpu_memory_utilization
+    if part is None:
+        return args, []
+    if not 0 < part <= 1:
+        raise ConfigError(f"gpu_memory_utilization={part}: it must be above 0 and at most 1")
+    if args.memory_limit is not None:
+        why = "in bytes, as asked: gpu_memory_utilization has no effect beside it"
+        return args, [Decision("memory limit", in_words(parse_bytes(args.memory_limit)), why)]
+    limit, why = memory_share(part)
+    return replace(args, memory_limit=limit), [Decision("memory limit", in_words(limit), why)]
 
 
 def _transfer(args: EngineArgs, device: str) -> TransferConfig | None:
