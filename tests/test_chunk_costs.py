@@ -19,7 +19,7 @@ from plait.bench.stats import percentile
 from plait.core.sampling_params import SamplingParams
 from plait.engine.core import EngineCore
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(2400)]
 
 SHAPE = SMALL_HYBRID | {
     "hidden_size": 384, "intermediate_size": 1152, "num_hidden_layers": 8, "num_attention_heads": 6,
@@ -29,11 +29,15 @@ SHAPE = SMALL_HYBRID | {
 SHORT, LONG, ANSWER = 64, 2048, 48
 
 
+def folder_of(shape, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("hybrid")
+    (folder / "config.json").write_text(json.dumps(shape))
+    return folder
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("hybrid")
-    (folder / "config.json").write_text(json.dumps(SHAPE))
-    return folder
+    return folder_of(SHAPE, tmp_path_factory)
 
 
 def make(folder, budget: int, **settings) -> EngineCore:
@@ -67,15 +71,21 @@ def run_mix(core: EngineCore, clock, longs: int = 3, shorts: int = 7) -> tuple[f
     return clock() - first, [b - a for one in times.values() for a, b in pairwise(one)]
 
 
-def test_no_chunk_size_is_a_cliff(folder):
+@pytest.mark.parametrize(
+    ("shape", "rounds", "longs", "settings"),
+    [(SHAPE, 5, 3, {}), (SMALL_HYBRID, 3, 2, {"quantization": "int8"})],
+    ids=["8 layers", "0.8 billion weights"],
+)
+def test_no_chunk_size_is_a_cliff(tmp_path_factory, shape, rounds, longs, settings):
     """Total tokens/s of the mix, and tokens/s of answers with no prompt around, within 10% of the best."""
     budgets = (256, 512, 1024, 2048, 4096)
-    cores = {budget: make(folder, budget) for budget in budgets}
+    folder = folder_of(shape, tmp_path_factory)
+    cores = {budget: make(folder, budget, **settings) for budget in budgets}
     mixes: dict[int, list[float]] = {budget: [] for budget in budgets}
     answers: dict[int, list[float]] = {budget: [] for budget in budgets}
-    for number in range(5):
+    for number in range(rounds):
         for budget in budgets if number % 2 else reversed(budgets):
-            mixes[budget].append(run_mix(cores[budget], time.thread_time)[0])
+            mixes[budget].append(run_mix(cores[budget], time.thread_time, longs)[0])
             answers[budget].append(run_mix(cores[budget], time.thread_time, longs=0)[0])
     for what, seconds in (("mix", mixes), ("answers alone", answers)):
         best = min(median(s) for s in seconds.values())
