@@ -181,8 +181,6 @@ class World:
     seed: int
     depth: int = 1
     """steps in flight at most"""
-    make_cache: type[Cache] = Cache
-    make_scheduler: type[Scheduler] = Scheduler
     check_every: int = 1
     cancel_rate: float = 0.01
     make_swap: type[SwapSpace] | None = None
@@ -210,9 +208,7 @@ class World:
         geometry = Geometry(page_size, page_bytes, state_bytes, grid, 0)
         arena = geometry.slab_bytes * slabs * (3 if geometry.slab_pages == 1 else 1) + rng.randrange(64)
         self.geometry = Geometry(page_size, page_bytes, state_bytes, grid, arena)
-        self.cache = self.make_cache(
-            self.geometry, enabled=rng.random() < 0.85, row_invariant=rng.random() < 0.7
-        )
+        self.cache = Cache(self.geometry, enabled=rng.random() < 0.85, row_invariant=rng.random() < 0.7)
         budget = rng.choice([grid, grid + 1, 7, 16, 64, 300])
         config = SchedulerConfig(
             max_num_batched_tokens=max(budget, grid),
@@ -221,7 +217,7 @@ class World:
             long_prefill_token_threshold=rng.choice([0, 0, 5]),
             priorities=rng.random() < 0.5,
         )
-        self.scheduler = self.make_scheduler(self.cache, config)
+        self.scheduler = Scheduler(self.cache, config)
         self.worker = SymbolicWorker(self.geometry)
         self.join_others()
         self.launched: deque[StepPlan] = deque()
@@ -285,7 +281,7 @@ class World:
     def borrow(self) -> None:
         """The outside actor takes memory and writes it at once, whatever is in flight."""
         kind = Kind.STATE if self.geometry.has_state and self.rng.random() < 0.4 else Kind.PAGE
-        unit = self.cache.lend(kind)
+        unit = self.cache.loans.lend(kind)
         if unit is not None:
             mark = -1000 - self.count
             self.worker.write_unit(unit, mark)
@@ -295,7 +291,7 @@ class World:
         unit, mark = self.loans.pop(self.rng.randrange(len(self.loans)))
         if not self.worker.holds(unit, mark):
             raise Corruption(f"{unit}: a step wrote into memory that was lent")
-        self.cache.end_loan(unit)
+        self.cache.loans.end(unit)
 
     # -- time -------------------------------------------------------------------------------
 

@@ -128,8 +128,6 @@ class End(World):
     """One of the two engines: of the same model as the other, with a memory of its own size."""
 
     side = 0
-    make_handover: type[HandOver] = HandOver
-    make_link: type[Link] = Link
     policy = HandOverConfig(fetch_seconds=25)
 
     def __post_init__(self) -> None:
@@ -138,14 +136,14 @@ class End(World):
         g, config = self.geometry, self.scheduler.config
         slabs = self.rng.choice([8, 14, 30, 90]) * (3 if g.slab_pages == 1 else 1)
         self.geometry = Geometry(g.page_size, g.page_bytes, g.state_bytes, g.state_grid, slabs * g.slab_bytes)
-        self.cache = self.make_cache(
-            self.geometry, enabled=self.cache.enabled, row_invariant=self.cache.row_invariant
+        self.cache = Cache(
+            self.geometry, enabled=self.cache.reuse.enabled, row_invariant=self.cache.reuse.row_invariant
         )
         self.worker = SymbolicWorker(self.geometry)
-        self.link = self.make_link(self.worker, self.rng)
+        self.link = Link(self.worker, self.rng)
         self.now = 0.0
-        self.handover = self.make_handover(self.cache, self.link, self.policy, clock=lambda: self.now)
-        self.scheduler = self.make_scheduler(self.cache, config, handover=self.handover)
+        self.handover = HandOver(self.cache, self.link, self.policy, clock=lambda: self.now)
+        self.scheduler = Scheduler(self.cache, config, handover=self.handover)
         self.join_others()
 
     def drain_handover(self) -> tuple[list[Progress], dict[str, str]]:
@@ -166,10 +164,6 @@ class Pair:
 
     seed: int
     depth: int = 1
-    make_cache: type[Cache] = Cache
-    make_scheduler: type[Scheduler] = Scheduler
-    make_handover: type[HandOver] = HandOver
-    make_link: type[Link] = Link
     policy: HandOverConfig = End.policy
     make_swap: type[SwapSpace] | None = None
     make_tiers: Callable[[World], Tiers] | None = None
@@ -185,15 +179,12 @@ class Pair:
     def __post_init__(self) -> None:
         self.rng = random.Random(self.seed)
         common = {
-            "depth": self.depth, "make_cache": self.make_cache, "make_scheduler": self.make_scheduler,
-            "cancel_rate": 0.0, "make_swap": self.make_swap, "make_tiers": self.make_tiers,
+            "depth": self.depth, "cancel_rate": 0.0, "make_swap": self.make_swap,
+            "make_tiers": self.make_tiers,
         }  # fmt: skip
         ends = []
         for kind in (Prefiller, Decoder):
-            chosen = {
-                "make_handover": self.make_handover, "make_link": self.make_link, "policy": self.policy,
-                "answer_lengths": list(self.answer_lengths),
-            }  # fmt: skip
+            chosen = {"policy": self.policy, "answer_lengths": list(self.answer_lengths)}
             ends.append(type(kind.__name__, (kind,), chosen)(self.seed, **common))
         self.prefiller, self.decoder = ends
         self.prefiller.link.peer, self.decoder.link.peer = self.decoder.link, self.prefiller.link

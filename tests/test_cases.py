@@ -47,7 +47,7 @@ def test_unmarked_siblings(page_size, interval):
     shared = tokens(1500)
     prompts = [shared + tokens(500, seed) for seed in range(1, 5)]
     _, second, third, fourth = run(core, prompts, ONE, at_once=1)
-    interval = core.scheduler.cache.policy.interval
+    interval = core.scheduler.cache.reuse.policy.interval
     assert 1500 - second.num_cached_tokens <= interval + page_size
     assert second.num_cached_tokens >= 1500 // interval * interval
     assert third.num_cached_tokens == fourth.num_cached_tokens == 1500 // page_size * page_size

@@ -143,7 +143,8 @@ def nothing_is_held(core: EngineCore) -> None:
     assert usage["pages_free"] == usage["pages_total"]
     assert not core.scheduler.requests
     assert not core.scheduler.in_flight
-    assert core.scheduler.cache.num_snapshots == core.scheduler.cache.num_pending == 0
+    cache = core.scheduler.cache
+    assert cache.store.num_snapshots == cache.publisher.num_pending == 0
     core.scheduler.check()
 
 

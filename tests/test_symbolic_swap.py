@@ -11,11 +11,13 @@ from dataclasses import replace
 from typing import ClassVar
 
 import pytest
+from planting import plant
 from symbolic import Corruption, SymbolicWorker, World, answer
 from symbolic_tier import SymbolicTier
 
 from plait.core.cache import Cache
 from plait.core.geometry import Geometry
+from plait.core.memory import Memory
 from plait.core.plan import Way
 from plait.core.request import Request
 from plait.core.sampling_params import SamplingParams
@@ -35,7 +37,7 @@ class BusyWorld(World):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.scheduler.config = replace(self.scheduler.config, max_num_seqs=40)
-        self.cache.budget = self.rng.choice([None, None, 0])  # with 0, what was shared is soon lost
+        self.cache.store.budget = self.rng.choice([None, None, 0])  # with 0, what was shared is soon lost
 
 
 def worlds(count: int, **settings) -> Iterator[BusyWorld]:
@@ -110,9 +112,9 @@ class EarlyImage(SwapSpace):
     """Copies the request's memory before the moves that are on their way."""
 
     def keep(self, request):
-        before = len(self.cache.copies)
+        before = len(self.cache.memory.copies)
         super().keep(request)
-        copies = self.cache.copies
+        copies = self.cache.memory.copies
         copies[:] = copies[before:] + copies[:before]
 
 
@@ -158,15 +160,15 @@ class SharedLeftOut(SwapSpace):
         super()._give(list({id(unit): unit for unit in units}.values()))
 
 
-class LateCopies(Scheduler):
+class LateCopies(Memory):
     """Freezes the plan before what was swapped out is copied: the copies come one step later."""
 
-    def _launch(self, draft):
-        late = [copy for copy in self.cache.copies if copy.way is Way.OUT]
-        self.cache.copies[:] = [copy for copy in self.cache.copies if copy.way is not Way.OUT]
-        plan = super()._launch(draft)
-        self.cache.copies += late
-        return plan
+    def launch(self, step):
+        late = [copy for copy in self.copies if copy.way is Way.OUT]
+        self.copies[:] = [copy for copy in self.copies if copy.way is not Way.OUT]
+        copies = super().launch(step)
+        self.copies += late
+        return copies
 
 
 class LostToken(Scheduler):
@@ -187,19 +189,22 @@ class LostToken(Scheduler):
 @pytest.mark.parametrize(
     ("bug", "sign"),
     [
-        ({"make_swap": EarlyImage}, ""),
-        ({"make_swap": ReusedImage}, ""),
-        ({"make_swap": WrongCursor}, ""),
-        ({"make_swap": SharedLeftOut}, ""),
-        ({"make_scheduler": LateCopies}, ""),
-        ({"make_scheduler": LostToken}, "nothing is scheduled"),
+        (EarlyImage, ""),
+        (ReusedImage, ""),
+        (WrongCursor, ""),
+        (SharedLeftOut, ""),
+        (LateCopies, ""),
+        (LostToken, "nothing is scheduled"),
     ],
     ids=["before-the-moves", "buffer-reused", "another-position", "shared-page-lost", "copied-late",
          "lost-token"],
 )  # fmt: skip
-def test_planted_bug_is_caught(bug, sign):
+def test_planted_bug_is_caught(monkeypatch, bug, sign):
     """By what is read, or by the given sign."""
-    for world in worlds(100, **{"check_every": 0, "make_swap": SwapSpace} | bug):
+    swap = bug if issubclass(bug, SwapSpace) else SwapSpace
+    if swap is SwapSpace:
+        plant(monkeypatch, bug)
+    for world in worlds(100, check_every=0, make_swap=swap):
         try:
             world.run(200 if world.seed % 2 else 400)
         except AssertionError as fault:

@@ -286,12 +286,12 @@ class Scheduler:
             self.swap.drop(request)
         request.status = Status.FINISHED
         if reason == "abort":
-            self.cache.release(request)
-        elif self.cache.must_wait(request):
+            self.cache.holdings.release(request)
+        elif self.cache.leaves.must_wait(request):
             request.status = Status.LEAVING
             self.leaving.append(request)
         else:
-            self.cache.retire(request)
+            self.cache.leaves.retire(request)
         del self.requests[request.id]
         self.counters.finished[reason] = self.counters.finished.get(reason, 0) + 1
 
@@ -299,14 +299,14 @@ class Scheduler:
         """The last step that computed for an ended request is over."""
         self.leaving.remove(request)
         request.status = Status.FINISHED
-        self.cache.retire(request)
+        self.cache.leaves.retire(request)
 
     @property
     def has_work(self) -> bool:
         """Requests wait or run, or hand-overs need a step. Steps in flight may be left when it is False."""
         if self.waiting or self.running or self.landed:
             return True
-        return self.handover is not None and self.handover.waits_for_steps and bool(self.cache.copies)
+        return self.handover is not None and self.handover.waits_for_steps and bool(self.cache.memory.copies)
 
     # -- planning ---------------------------------------------------------------------------
 
@@ -316,16 +316,16 @@ class Scheduler:
             self._take_arrivals(self.handover)
         if self.tiers is not None:
             self.tiers.collect()
-        draft = Draft(self.cache.launched + 1, self.config.max_num_batched_tokens)
+        draft = Draft(self.cache.memory.launched + 1, self.config.max_num_batched_tokens)
         self._plan_running(draft)
         if not draft.preempted:
             self._plan_waiting(draft)
         self._plan_left_out(draft)
         for part in draft.parts:
-            part.exports = self.cache.exports(part.request, part.start, part.end)
+            part.exports = self.cache.publisher.exports(part.request, part.start, part.end)
         if self.tiers is not None:
             self.tiers.spill()
-        if not draft.parts and not self.cache.copies:
+        if not draft.parts and not self.cache.memory.copies:
             return None
         return self._launch(draft)
 
@@ -364,7 +364,7 @@ class Scheduler:
             if draft.left < 1:
                 return
             if request.is_level and request not in planned:
-                if draft.parts and not self.cache.grow(request, request.length):
+                if draft.parts and not self.cache.holdings.grow(request, request.length):
                     continue  # whoever could make room for it takes part in this step
                 draft.promise({request})
                 self._plan_part(draft, request, 1)
@@ -391,7 +391,7 @@ class Scheduler:
         """Plan ``count`` tokens, preempting later requests (or itself) when memory runs out."""
         if count < 1:
             return
-        while not self.cache.grow(request, request.num_computed_tokens + count):
+        while not self.cache.holdings.grow(request, request.num_computed_tokens + count):
             if self._memory_is_coming:
                 self._unplan(draft, request)
                 return
@@ -430,7 +430,7 @@ class Scheduler:
             self._ended.append(request.id)
         if self.swap is not None:
             self.swap.keep(request)
-        self.cache.release(request)
+        self.cache.holdings.release(request)
         request.status = Status.WAITING
         request.num_computed_tokens = request.num_committed_tokens = 0
         request.num_preemptions += 1
@@ -500,13 +500,13 @@ class Scheduler:
         count = self._chunk(draft, request, start)
         if count < 1 or not self._fits(self.cache.pages_wanted(request, match)):
             return 0
-        if not self.cache.admit(request, match):
+        if not self.cache.entrance.admit(request, match):
             return 0
-        if not self.cache.grow(request, start + count):
-            self.cache.release(request)
+        if not self.cache.holdings.grow(request, start + count):
+            self.cache.holdings.release(request)
             request.num_computed_tokens = request.num_committed_tokens = 0
             return 0
-        self.cache.count_hit(request)
+        self.cache.entrance.count_hit(request)
         if self.tiers is not None:
             self.tiers.used(request)
         return count
@@ -532,11 +532,11 @@ class Scheduler:
         A leader in this very step is asked for a snapshot where the two part. The follower holds nothing
         and is asked anew in each step, so it depends on no one's progress but of those that are scheduled.
         """
-        if not (self.cache.enabled and request.reads_cache):
+        if not self.cache.reuse.reads(request):
             return False
         best, leader = found, None
         for part in draft.parts:
-            fork = self.cache.common_prefix(request, part.request)
+            fork = self._common_prefix(request, part.request)
             if fork > max(best, part.start):
                 best, leader = fork, part.request
         if leader is None:
@@ -544,15 +544,26 @@ class Scheduler:
         leader.marks.setdefault(best, SnapshotKind.FORK)
         return True
 
+    def _common_prefix(self, a: Request, b: Request) -> int:
+        """Tokens of the longest prefix of both that could be shared, by the hash chains known so far."""
+        low, high = 0, min(len(a.page_keys), len(b.page_keys))
+        while low < high:  # equal keys mean equal prefixes
+            middle = (low + high + 1) // 2
+            if a.page_keys[middle - 1] == b.page_keys[middle - 1]:
+                low = middle
+            else:
+                high = middle - 1
+        return self.cache.reuse.policy.floor(low * self.cache.geometry.page_size)
+
     def _is_in_flight(self, request: Request, found: int) -> bool:
         """Whether more than ``found`` tokens of it can be shared once the steps in flight are over."""
-        has_state = self.cache.geometry.has_state
+        has_state, floor = self.cache.geometry.has_state, self.cache.reuse.policy.floor
         for _, parts in self.in_flight:
             for part in parts:
                 if part.start >= request.num_tokens or not self._is_current(part):
                     continue
-                fork = min(self.cache.common_prefix(request, part.request), part.end)
-                ends = [e.position for e in part.exports] if has_state else [self.cache.policy.floor(fork)]
+                fork = min(self._common_prefix(request, part.request), part.end)
+                ends = [e.position for e in part.exports] if has_state else [floor(fork)]
                 if any(found < end <= fork for end in ends):
                     return True
         return False
@@ -565,7 +576,7 @@ class Scheduler:
         size = self.cache.geometry.pages_for
         behind = sum(max(0, size(r.length) - len(r.pages)) for r in self.running)
         spare = len(self.running) + self._num_received
-        return pages_wanted + behind + spare <= self.cache.available_pages(more_states=states)
+        return pages_wanted + behind + spare <= self.cache.memory.available_pages(more_states=states)
 
     def _count_admission(self, request: Request) -> None:
         if request.epoch <= 1:
@@ -604,7 +615,7 @@ class Scheduler:
         """Prompts that have come, and those that will not."""
         landed, failed = handover.poll()
         for request in landed:
-            request.marks = self.cache.marks(request, known=request.num_computed_tokens)
+            request.marks = self.cache.entrance.marks(request, known=request.num_computed_tokens)
             bisect.insort(self.landed, request, key=self._order)
         for request, reason in failed.items():
             request.status = Status.WAITING
@@ -635,14 +646,14 @@ class Scheduler:
         """The cache holds all of a prompt that is to be computed here. False: it waits for memory."""
         assert self.handover is not None
         if request.leave_at and not (
-            self._fits(self.cache.pages_wanted(request, match)) and self.cache.admit(request, match)
+            self._fits(self.cache.pages_wanted(request, match)) and self.cache.entrance.admit(request, match)
         ):
             return False
         self.waiting.remove(request)
         self._count_admission(request)
         self._forget_leaving(request)
         if request.leave_at:
-            self.cache.count_hit(request)
+            self.cache.entrance.count_hit(request)
             self.handover.leave(request)
         else:
             request.status = Status.FINISHED
@@ -684,13 +695,11 @@ class Scheduler:
         plan = StepPlan(
             step=draft.step,
             chunks=tuple(self._freeze(part) for part in draft.parts),
-            copies=tuple(self.cache.copies),
+            copies=self.cache.memory.launch(draft.step),
             admitted=tuple(self._admission(request) for request in draft.admitted),
             ended=tuple(self._ended),
         )
-        self.cache.copies.clear()
         self._ended.clear()
-        self.cache.launched = draft.step
         for part in draft.parts:
             request = part.request
             self.counters.recomputed_tokens += max(0, min(part.end, request.num_reached_tokens) - part.start)
@@ -709,7 +718,7 @@ class Scheduler:
             request_id=request.id,
             tokens=known,
             start=part.start,
-            pages=self.cache.page_table(request, part.end),
+            pages=self.cache.holdings.page_table(request, part.end),
             slot=None if request.slot is None else request.slot.index,
             exports=tuple(Export(export.position, export.state.index) for export in part.exports),
             sample=part.sample,
@@ -740,21 +749,21 @@ class Scheduler:
         expected, parts = self.in_flight.popleft()
         if expected is not plan or result.step != plan.step:
             raise IntegrityError(f"step {result.step} came back before step {expected.step}")
-        self.cache.book.complete(plan.step)
+        self.cache.memory.complete(plan.step)
         if seconds is not None:
             self.pace.observe(plan.num_tokens, sum(pairs(p.start, p.count) for p in parts), seconds)
         progress = []
         for part, chunk in zip(parts, result.results, strict=True):
             request = part.request
             if not self._is_current(part):
-                self.cache.drop_exports(part.exports)
+                self.cache.publisher.drop(part.exports)
                 if not self._is_awaited(part):
                     continue
                 assert request.image is not None
                 request.image.committed = part.end  # swapped out: what came of its last steps is not lost
             else:
                 request.num_committed_tokens = part.end
-                self.cache.commit(request, part.exports)
+                self.cache.publisher.commit(request, part.exports)
                 if request.status is Status.LEAVING:
                     self._leave(request)
                     continue

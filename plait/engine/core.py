@@ -321,7 +321,7 @@ class EngineCore:
         return None if self.connector is None else self.connector.worker.fileno()
 
     def reset_prefix_cache(self) -> None:
-        self.scheduler.cache.reset_prefixes()
+        self.scheduler.cache.store.clear()
 
     # -- looking ----------------------------------------------------------------------------
 
