@@ -13,10 +13,11 @@ from plait.core.cache import Cache
 from plait.core.eviction import EvictionQueue
 from plait.core.geometry import Geometry
 from plait.core.leaves import Leaves
+from plait.core.limits import SchedulerConfig
 from plait.core.plan import ChunkResult, StepResult
 from plait.core.request import Request
 from plait.core.sampling_params import SamplingParams
-from plait.core.scheduler import Scheduler, SchedulerConfig
+from plait.core.scheduler import Scheduler
 from plait.core.snapshots import SnapshotKind, SnapshotPolicy
 
 THINKING = 40

@@ -21,10 +21,11 @@ from typing import ClassVar
 from plait.core.arena import Unit
 from plait.core.cache import Cache
 from plait.core.geometry import Geometry
+from plait.core.limits import Refused, SchedulerConfig
 from plait.core.plan import Chunk, ChunkResult, Kind, StepPlan, StepResult, Way
 from plait.core.request import Request
 from plait.core.sampling_params import SamplingParams
-from plait.core.scheduler import Refused, Scheduler, SchedulerConfig
+from plait.core.scheduler import Scheduler
 from plait.core.swap import SwapSpace
 from plait.core.tiers import Tiers
 

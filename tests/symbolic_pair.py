@@ -17,8 +17,9 @@ from symbolic import Corruption, SymbolicWorker, World
 from plait.core.cache import Cache
 from plait.core.geometry import Geometry
 from plait.core.handover import HandOver, HandOverConfig
+from plait.core.limits import Refused
 from plait.core.orders import Arrived, Broken, Fetch, Offer, Report, Returned, Source
-from plait.core.scheduler import Progress, Refused, Scheduler
+from plait.core.scheduler import Progress, Scheduler
 from plait.core.swap import SwapSpace
 from plait.core.tiers import Tiers
 

@@ -10,8 +10,8 @@ from checkpoints import VOCAB, checkpoint
 from offline import make_core, run
 
 from plait.config import ConfigError, EngineArgs
+from plait.core.limits import Refused
 from plait.core.sampling_params import SamplingParams
-from plait.core.scheduler import Refused
 from plait.engine.explain import explain
 from plait.engine.resolve import load_worker, resolve
 from plait.engine.sharing import MemoryPlan, finish, fit, memory_decisions, sequences_that_fit

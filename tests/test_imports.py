@@ -86,7 +86,8 @@ from plait.core.cache import Cache
 from plait.core.geometry import Geometry
 from plait.core.request import Request
 from plait.core.sampling_params import SamplingParams
-from plait.core.scheduler import Scheduler, SchedulerConfig
+from plait.core.limits import SchedulerConfig
+from plait.core.scheduler import Scheduler
 scheduler = Scheduler(Cache(Geometry(16, 64, 640, 1, 64000)), SchedulerConfig(64, 4, 100))
 scheduler.add(Request("a", [1, 2, 3], 3, SamplingParams(), 0, 4))
 assert scheduler.schedule().num_tokens == 3

@@ -7,11 +7,12 @@ import pytest
 from plait.core.arena import IntegrityError
 from plait.core.cache import Cache
 from plait.core.geometry import Geometry
+from plait.core.limits import Refused, SchedulerConfig
 from plait.core.pace import Pace, StepTimeModel, pairs
 from plait.core.plan import ChunkResult, StepResult
 from plait.core.request import Request, Status
 from plait.core.sampling_params import SamplingParams
-from plait.core.scheduler import Refused, Scheduler, SchedulerConfig
+from plait.core.scheduler import Scheduler
 
 PAGE = 4
 

@@ -19,12 +19,13 @@ from plait.core.cache import Cache
 from plait.core.entrance import Entrance
 from plait.core.geometry import Geometry
 from plait.core.handover import HandOver, HandOverConfig
+from plait.core.limits import SchedulerConfig
 from plait.core.loans import Loans
 from plait.core.orders import Arrived, Source
 from plait.core.plan import Copy, Kind
 from plait.core.request import Request, Status
 from plait.core.sampling_params import SamplingParams
-from plait.core.scheduler import Scheduler, SchedulerConfig
+from plait.core.scheduler import Scheduler
 from plait.core.swap import SwapSpace
 from plait.core.tiers import Tiers
 

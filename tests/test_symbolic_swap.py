@@ -17,11 +17,12 @@ from symbolic_tier import SymbolicTier
 
 from plait.core.cache import Cache
 from plait.core.geometry import Geometry
+from plait.core.limits import SchedulerConfig
 from plait.core.memory import Memory
 from plait.core.plan import Way
 from plait.core.request import Request
 from plait.core.sampling_params import SamplingParams
-from plait.core.scheduler import Scheduler, SchedulerConfig
+from plait.core.scheduler import Scheduler
 from plait.core.swap import SwapSpace
 from plait.core.tiers import Tiers
 

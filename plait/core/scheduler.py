@@ -19,6 +19,7 @@ from plait.core.arena import IntegrityError
 from plait.core.cache import Cache
 from plait.core.handover import HandOver
 from plait.core.index import Match
+from plait.core.limits import Refused, SchedulerConfig, refuse_if_hopeless
 from plait.core.orders import Offer
 from plait.core.pace import Pace, pairs
 from plait.core.plan import Admission, Chunk, ChunkResult, Export, StepPlan, StepResult, TokenLogprobs
@@ -33,36 +34,6 @@ SCORED_TOKENS = 256
 
 MOST_FOLLOWERS = 64
 """Most waiting requests that are passed over in a step since they follow a leader."""
-
-
-class Refused(ValueError):
-    """The request can never be served; the message has the arithmetic."""
-
-
-@dataclass(frozen=True, slots=True)
-class SchedulerConfig:
-    """What bounds a step.
-
-    Args:
-        max_num_batched_tokens: token budget of a step; at least one grid unit.
-        max_num_seqs: most requests that run at once.
-        max_model_len: most tokens of prompt and answer.
-        long_prefill_token_threshold: most tokens of one prompt in a step; 0: no cap.
-        chunked_prefill: False runs each prompt in one step.
-        priorities: order by (priority, arrival) instead of arrival alone; a lower number goes first.
-    """
-
-    max_num_batched_tokens: int
-    max_num_seqs: int
-    max_model_len: int
-    long_prefill_token_threshold: int = 0
-    chunked_prefill: bool = True
-    priorities: bool = False
-
-    @property
-    def whole_prompt_budget(self) -> int:
-        """Token budget that the longest prompt fits into beside all other answers."""
-        return self.max_model_len + self.max_num_seqs
 
 
 @dataclass(slots=True)
@@ -169,17 +140,7 @@ class Scheduler:
         self.config = config
         self.pace = pace or Pace()
         self.grid = cache.geometry.state_grid
-        if config.max_num_batched_tokens < self.grid:
-            raise ValueError(
-                f"max_num_batched_tokens={config.max_num_batched_tokens}: chunks end at multiples of "
-                f"{self.grid} on this backend; set it to {self.grid} or more"
-            )
-        if not config.chunked_prefill and config.max_num_batched_tokens < config.whole_prompt_budget:
-            raise ValueError(
-                f"max_num_batched_tokens={config.max_num_batched_tokens}: without chunked prefill a step "
-                "must hold a whole prompt beside the answers; set it to "
-                f"{config.whole_prompt_budget} or more"
-            )
+        config.check(self.grid)
         self.requests: dict[str, Request] = {}
         self.waiting: list[Request] = []
         self.running: list[Request] = []
@@ -203,7 +164,9 @@ class Scheduler:
             Refused: it could never fit; the message has the arithmetic.
         """
         try:
-            self._refuse_if_hopeless(request)
+            if request.id in self.requests:
+                raise Refused(f"request id {request.id!r} is in use; choose another")
+            refuse_if_hopeless(request, self.config, self.cache.geometry)
         except Refused:
             if request.source is not None and self.handover is not None:
                 self.handover.refuse(request.source)
@@ -222,25 +185,6 @@ class Scheduler:
 
     def _order(self, request: Request) -> tuple[int, int]:
         return (request.priority if self.config.priorities else 0, request.arrival)
-
-    def _refuse_if_hopeless(self, request: Request) -> None:
-        if request.id in self.requests:
-            raise Refused(f"request id {request.id!r} is in use; choose another")
-        prompt, longest = request.num_prompt_tokens, self.config.max_model_len
-        if prompt < 1:
-            raise Refused("the prompt is empty; send at least one token")
-        if prompt + request.max_tokens > longest:
-            raise Refused(
-                f"{prompt} prompt tokens and max_tokens={request.max_tokens} make "
-                f"{prompt + request.max_tokens}, above max_model_len={longest}; shorten one of them"
-            )
-        geometry = self.cache.geometry
-        needed = geometry.slabs_for(prompt + request.max_tokens)
-        if needed > geometry.num_slabs:
-            raise Refused(
-                f"{prompt + request.max_tokens} tokens need {needed * geometry.slab_bytes:,} bytes of cache, "
-                f"the arena has {geometry.num_slabs * geometry.slab_bytes:,}; raise memory_limit"
-            )
 
     def cancel(self, request_id: str) -> bool:
         """Forget a request, whatever it is doing. False if it is not here (any more)."""
