@@ -19,7 +19,8 @@ from plait.core.geometry import Geometry
 from plait.core.handover import HandOver, HandOverConfig
 from plait.core.limits import Refused
 from plait.core.orders import Arrived, Broken, Fetch, Offer, Report, Returned, Source
-from plait.core.scheduler import Progress, Scheduler
+from plait.core.progress import Progress
+from plait.core.scheduler import Scheduler
 from plait.core.swap import SwapSpace
 from plait.core.tiers import Tiers
 

@@ -22,7 +22,8 @@ from plait.core.index import Match
 from plait.core.limits import Refused, SchedulerConfig, refuse_if_hopeless
 from plait.core.orders import Offer
 from plait.core.pace import Pace, pairs
-from plait.core.plan import Admission, Chunk, ChunkResult, Export, StepPlan, StepResult, TokenLogprobs
+from plait.core.plan import Admission, Chunk, ChunkResult, Export, StepPlan, StepResult
+from plait.core.progress import Progress, append_tokens
 from plait.core.request import PendingExport, Request, Status
 from plait.core.snapshots import SnapshotKind
 from plait.core.swap import SwapSpace
@@ -86,22 +87,6 @@ class Draft:
             self.tokens += count
             self.pairs += pairs(start, count)
             self.prompt_tokens += count
-
-
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """What one step did for one request, for whoever waits on it."""
-
-    request_id: str
-    tokens: tuple[int, ...] = ()
-    logprobs: tuple[TokenLogprobs, ...] = ()
-    prompt_logprobs: tuple[TokenLogprobs, ...] | None = None
-    """all of the prompt's, with the first token"""
-    finish_reason: str | None = None
-    stop_reason: int | None = None
-    num_cached_tokens: int = 0
-    offer: Offer | None = None
-    """the prompt is computed and another engine may go on from here"""
 
 
 @dataclass(slots=True)
@@ -732,36 +717,11 @@ class Scheduler:
         return image is not None and image.epoch == part.epoch
 
     def _take_tokens(self, request: Request, chunk: ChunkResult) -> Progress:
-        first = request.num_output_tokens == 0
-        taken, reason, stop = 0, None, None
-        for token in chunk.tokens:
-            request.tokens.append(token)
-            taken += 1
-            reason, stop = self._end(request, token)
-            if reason is not None:
-                break
-        self.counters.generated_tokens += taken
-        progress = Progress(
-            request_id=request.id,
-            tokens=chunk.tokens[:taken],
-            logprobs=chunk.logprobs[:taken],
-            prompt_logprobs=tuple(request.prompt_logprobs) if first and not request.reads_cache else None,
-            finish_reason=reason,
-            stop_reason=stop,
-            num_cached_tokens=request.num_cached_tokens or 0,
-        )
-        if reason is not None:
-            self._finish(request, reason)
+        progress = append_tokens(request, chunk)
+        self.counters.generated_tokens += len(progress.tokens)
+        if progress.finish_reason is not None:
+            self._finish(request, progress.finish_reason)
         return progress
-
-    @staticmethod
-    def _end(request: Request, token: int) -> tuple[str | None, int | None]:
-        """Whether ``token`` ends the answer: (reason, the caller's stop token id if it was one)."""
-        if token in request.end_token_ids and request.num_output_tokens >= request.params.min_tokens:
-            return "stop", token if token in (request.params.stop_token_ids or ()) else None
-        if request.num_output_tokens >= request.max_tokens:
-            return "length", None
-        return None, None
 
     # -- checking ---------------------------------------------------------------------------
 

@@ -16,9 +16,10 @@ from plait.core.cache import Cache
 from plait.core.handover import HandOver
 from plait.core.limits import Refused, SchedulerConfig
 from plait.core.pace import Pace
+from plait.core.progress import Progress
 from plait.core.request import Request
 from plait.core.sampling_params import SamplingParams
-from plait.core.scheduler import Progress, Scheduler
+from plait.core.scheduler import Scheduler
 from plait.core.snapshots import SnapshotPolicy
 from plait.core.swap import SwapCounters, SwapSpace
 from plait.core.tiers import TierCounters, Tiers
