@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 
 from plait.core.arena import IntegrityError
 from plait.core.cache import Cache
+from plait.core.counters import SchedulerCounters
 from plait.core.handover import HandOver
 from plait.core.index import Match
 from plait.core.limits import Refused, SchedulerConfig, refuse_if_hopeless
@@ -87,23 +88,6 @@ class Draft:
             self.tokens += count
             self.pairs += pairs(start, count)
             self.prompt_tokens += count
-
-
-@dataclass(slots=True)
-class SchedulerCounters:
-    """Totals since start."""
-
-    steps: int = 0
-    prompt_tokens: int = 0
-    """prompt tokens of requests admitted for the first time"""
-    cached_tokens: int = 0
-    """of these, found in the cache"""
-    computed_tokens: int = 0
-    recomputed_tokens: int = 0
-    """of these, computed before: by a request that was preempted, and found less in the cache"""
-    generated_tokens: int = 0
-    preemptions: int = 0
-    finished: dict[str, int] = field(default_factory=dict)
 
 
 class Scheduler:
@@ -222,7 +206,7 @@ class Scheduler:
         else:
             self.cache.leaves.retire(request)
         del self.requests[request.id]
-        self.counters.finished[reason] = self.counters.finished.get(reason, 0) + 1
+        self.counters.count_end(reason)
 
     def _leave(self, request: Request) -> None:
         """The last step that computed for an ended request is over."""
@@ -407,7 +391,7 @@ class Scheduler:
         request.status = Status.RUNNING
         request.epoch += 1
         bisect.insort(self.running, request, key=self._order)
-        self._count_admission(request)
+        self.counters.count_admission(request)
         draft.admitted.append(request)
         draft.add(request, count)
 
@@ -507,13 +491,6 @@ class Scheduler:
         spare = len(self.running) + self._num_received
         return pages_wanted + behind + spare <= self.cache.memory.available_pages(more_states=states)
 
-    def _count_admission(self, request: Request) -> None:
-        if request.epoch <= 1:
-            if request.num_cached_tokens is None:
-                request.num_cached_tokens = request.num_computed_tokens
-            self.counters.prompt_tokens += request.num_prompt_tokens
-            self.counters.cached_tokens += request.num_cached_tokens
-
     # -- hand-over --------------------------------------------------------------------------
 
     @property
@@ -579,7 +556,7 @@ class Scheduler:
         ):
             return False
         self.waiting.remove(request)
-        self._count_admission(request)
+        self.counters.count_admission(request)
         self._forget_leaving(request)
         if request.leave_at:
             self.cache.entrance.count_hit(request)
@@ -591,7 +568,7 @@ class Scheduler:
 
     def _forget_leaving(self, request: Request) -> None:
         del self.requests[request.id]
-        self.counters.finished["length"] = self.counters.finished.get("length", 0) + 1
+        self.counters.count_end("length")
 
     def _tell_offer(self, request: Request, offer: Offer) -> None:
         self._handed_over.append(
