@@ -13,11 +13,11 @@ from __future__ import annotations
 import bisect
 from collections import deque
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
 
 from plait.core.arena import IntegrityError
 from plait.core.cache import Cache
 from plait.core.counters import SchedulerCounters
+from plait.core.draft import Draft, Planned
 from plait.core.handover import HandOver
 from plait.core.index import Match
 from plait.core.limits import Refused, SchedulerConfig, refuse_if_hopeless
@@ -36,58 +36,6 @@ SCORED_TOKENS = 256
 
 MOST_FOLLOWERS = 64
 """Most waiting requests that are passed over in a step since they follow a leader."""
-
-
-@dataclass(slots=True)
-class Planned:
-    """A request's part of a step that is being planned or is in flight."""
-
-    request: Request
-    epoch: int
-    start: int
-    count: int
-    sample: bool
-    exports: list[PendingExport] = field(default_factory=list)
-
-    @property
-    def end(self) -> int:
-        return self.start + self.count
-
-
-@dataclass(slots=True)
-class Draft:
-    """The step being planned."""
-
-    step: int
-    budget: int
-    parts: list[Planned] = field(default_factory=list)
-    admitted: list[Request] = field(default_factory=list)
-    turn: set[Request] = field(default_factory=set)
-    """level requests that step now; their tokens are promised from the start"""
-    tokens: int = 0
-    """planned or promised"""
-    pairs: int = 0
-    prompt_tokens: int = 0
-    preempted: bool = False
-
-    @property
-    def left(self) -> int:
-        """Tokens that prompts may still take."""
-        return self.budget - self.tokens
-
-    def promise(self, turn: set[Request]) -> None:
-        self.turn |= turn
-        self.tokens += len(turn)
-        self.pairs += sum(request.length for request in turn)
-
-    def add(self, request: Request, count: int) -> None:
-        start = request.num_computed_tokens
-        sample = start + count == request.length
-        self.parts.append(Planned(request, request.epoch, start, count, sample))
-        if request not in self.turn:
-            self.tokens += count
-            self.pairs += pairs(start, count)
-            self.prompt_tokens += count
 
 
 class Scheduler:
@@ -176,7 +124,7 @@ class Scheduler:
         staying = [
             part.request
             for part in parts
-            if part.request.id in asked and (self._is_current(part) or self._is_awaited(part))
+            if part.request.id in asked and (part.is_current or part.is_awaited)
         ]
         failed = [request for request in staying if request.status is not Status.LEAVING]
         for request in failed:
@@ -306,10 +254,10 @@ class Scheduler:
             return
         while not self.cache.holdings.grow(request, request.num_computed_tokens + count):
             if self._memory_is_coming:
-                self._unplan(draft, request)
+                draft.withdraw(request)
                 return
             victim = max((*self.running[-1:], *self.landed[-1:]), key=self._order)
-            self._unplan(draft, victim)
+            draft.withdraw(victim)
             self._preempt(victim)
             draft.preempted = True
             if victim is request:
@@ -321,13 +269,6 @@ class Scheduler:
         """Memory will return by itself: nobody needs to be preempted for it."""
         ending = any(request.num_behind == 0 for request in self.running)
         return ending or bool(self.leaving) or self.cache.memory_is_coming
-
-    def _unplan(self, draft: Draft, request: Request) -> None:
-        """What was promised to it is free for others."""
-        if request in draft.turn:
-            draft.turn.discard(request)
-            draft.tokens -= 1
-            draft.pairs -= request.length
 
     def _preempt(self, request: Request) -> None:
         """Back to the queue. It keeps its answer so far and resumes from the swap or the last snapshot.
@@ -473,7 +414,7 @@ class Scheduler:
         has_state, floor = self.cache.geometry.has_state, self.cache.reuse.policy.floor
         for _, parts in self.in_flight:
             for part in parts:
-                if part.start >= request.num_tokens or not self._is_current(part):
+                if part.start >= request.num_tokens or not part.is_current:
                     continue
                 fork = min(self._common_prefix(request, part.request), part.end)
                 ends = [e.position for e in part.exports] if has_state else [floor(fork)]
@@ -661,9 +602,9 @@ class Scheduler:
         progress = []
         for part, chunk in zip(parts, result.results, strict=True):
             request = part.request
-            if not self._is_current(part):
+            if not part.is_current:
                 self.cache.publisher.drop(part.exports)
-                if not self._is_awaited(part):
+                if not part.is_awaited:
                     continue
                 assert request.image is not None
                 request.image.committed = part.end  # swapped out: what came of its last steps is not lost
@@ -680,18 +621,6 @@ class Scheduler:
                 request.num_awaited -= 1
                 progress.append(self._take_tokens(request, chunk))
         return progress
-
-    @staticmethod
-    def _is_current(part: Planned) -> bool:
-        """The request was not cancelled, preempted or ended since; else what the step gave is dropped."""
-        request = part.request
-        return request.epoch == part.epoch and request.status in (Status.RUNNING, Status.LEAVING)
-
-    @staticmethod
-    def _is_awaited(part: Planned) -> bool:
-        """The request was swapped out since, and what the step gave is its own all the same."""
-        image = part.request.image
-        return image is not None and image.epoch == part.epoch
 
     def _take_tokens(self, request: Request, chunk: ChunkResult) -> Progress:
         progress = append_tokens(request, chunk)
