@@ -329,7 +329,7 @@ class World:
             got = self.answers[progress.request_id]
             got += progress.tokens
             if progress.finish_reason is not None:
-                self.late += progress.request_id in (r.id for r in self.scheduler.leaving)
+                self.late += progress.request_id in (r.id for r in self.scheduler.queues.leaving)
                 self.prompts.append([*self.expected[progress.request_id][0], *got])  # a next turn may follow
                 self.compare(progress.request_id, got)
 

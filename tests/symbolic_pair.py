@@ -270,7 +270,7 @@ class Pair:
     def hand_on(self, end: End) -> None:
         for request in end.handover.receiving.values():
             self.seen.add("partly known" if request.request.nodes else "all fetched")
-        if end.scheduler.landed:
+        if end.scheduler.queues.landed:
             self.seen.add("landed in a queue")
         progress, failed = end.drain_handover()
         for one in progress:

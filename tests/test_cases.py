@@ -103,7 +103,7 @@ def test_more_sequences_than_memory(states):
     while core.has_work:
         for p in core.step().progress:
             done.setdefault(p.request_id, []).extend(p.tokens)
-        most = max(most, len(core.scheduler.running))
+        most = max(most, len(core.scheduler.queues.running))
         core.scheduler.check()
     assert len(done) == len(prompts)
     assert all(len(answer) == 4 for answer in done.values())

@@ -76,7 +76,7 @@ class Crowd:
         assert not {**outcome.failed, **outcome.refused}
         for progress in outcome.progress:
             self.take(progress)
-        if self.core.scheduler.waiting:
+        if self.core.scheduler.queues.waiting:
             self.look()
 
     def take(self, progress: Any) -> None:

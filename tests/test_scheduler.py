@@ -159,7 +159,7 @@ def test_admission_waits_for_what_running_prompts_still_need():
     add(scheduler, "a", 36, max_tokens=2)
     add(scheduler, "b", [*range(50, 62)], max_tokens=2)
     step(scheduler)
-    assert [r.id for r in scheduler.running] == ["a"]  # nine pages and a slot are spoken for
+    assert [r.id for r in scheduler.queues.running] == ["a"]  # nine pages and a slot are spoken for
     while scheduler.has_work:
         step(scheduler)
     assert scheduler.counters.preemptions == 0

@@ -124,7 +124,7 @@ class EndlessScheduler(Scheduler):
     """Launches a request whose last token is awaited."""
 
     def _plan_running(self, draft):
-        for request in self.running:
+        for request in self.queues.running:
             request.max_tokens += 1
         super()._plan_running(draft)
         for request in self.requests.values():

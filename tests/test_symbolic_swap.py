@@ -176,12 +176,12 @@ class LostToken(Scheduler):
     """Drops the token that a request's last step gave after it was swapped out."""
 
     def update(self, plan, result, seconds=None):
-        kept = {r.id: r.image for r in self.waiting if r.image is not None}
-        for request in self.waiting:
+        kept = {r.id: r.image for r in self.queues.waiting if r.image is not None}
+        for request in self.queues.waiting:
             if request.id in kept:
                 request.image.epoch = -1
         progress = super().update(plan, result, seconds)
-        for request in self.waiting:
+        for request in self.queues.waiting:
             if request.id in kept and request.image is not None:
                 request.image.committed = request.image.cursor
         return progress

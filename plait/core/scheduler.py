@@ -25,6 +25,7 @@ from plait.core.orders import Offer
 from plait.core.pace import Pace, pairs
 from plait.core.plan import Admission, Chunk, ChunkResult, Export, StepPlan, StepResult
 from plait.core.progress import Progress, append_tokens
+from plait.core.queues import Queues
 from plait.core.request import PendingExport, Request, Status
 from plait.core.snapshots import SnapshotKind
 from plait.core.swap import SwapSpace
@@ -58,21 +59,19 @@ class Scheduler:
         self.pace = pace or Pace()
         self.grid = cache.geometry.state_grid
         config.check(self.grid)
-        self.requests: dict[str, Request] = {}
-        self.waiting: list[Request] = []
-        self.running: list[Request] = []
-        self.landed: list[Request] = []
-        """requests whose prompt came from another engine; they hold memory and go before all that wait"""
-        self.leaving: list[Request] = []
+        self.queues = Queues(config.priorities)
         self.in_flight: deque[tuple[StepPlan, list[Planned]]] = deque()
         self.counters = SchedulerCounters()
-        self._arrivals = 0
         self._last_turn = (0, 0)
-        self._ended: list[str] = []
         self._handed_over: list[Progress] = []
         self._failed: dict[str, str] = {}
 
     # -- coming and going -------------------------------------------------------------------
+
+    @property
+    def requests(self) -> dict[str, Request]:
+        """All that have not ended, by id."""
+        return self.queues.requests
 
     def add(self, request: Request) -> None:
         """Queue a request.
@@ -88,20 +87,14 @@ class Scheduler:
             if request.source is not None and self.handover is not None:
                 self.handover.refuse(request.source)
             raise
-        self._arrivals += 1
-        request.arrival = self._arrivals
-        self.requests[request.id] = request
         if request.source is not None:
             assert self.handover is not None
             self.handover.expect(request)
-        bisect.insort(self.waiting, request, key=self._order)
+        self.queues.arrive(request)
 
     def leave_at(self, num_prompt_tokens: int) -> int:
         """Where a prefiller stops: the last position at which a chunk may end and that leaves a token."""
         return (num_prompt_tokens - 1) // self.grid * self.grid
-
-    def _order(self, request: Request) -> tuple[int, int]:
-        return (request.priority if self.config.priorities else 0, request.arrival)
 
     def cancel(self, request_id: str) -> bool:
         """Forget a request, whatever it is doing. False if it is not here (any more)."""
@@ -135,11 +128,7 @@ class Scheduler:
         if request.status is Status.RECEIVING:
             assert self.handover is not None
             self.handover.drop(request)
-        else:
-            queues = {Status.RUNNING: self.running, Status.LANDED: self.landed}
-            queues.get(request.status, self.waiting).remove(request)
-        if request.status is Status.RUNNING:
-            self._ended.append(request.id)
+        self.queues.remove(request)
         if request.source is not None:
             assert self.handover is not None
             self.handover.forgo(request)
@@ -149,23 +138,22 @@ class Scheduler:
         if reason == "abort":
             self.cache.holdings.release(request)
         elif self.cache.leaves.must_wait(request):
-            request.status = Status.LEAVING
-            self.leaving.append(request)
+            self.queues.leave(request)
         else:
             self.cache.leaves.retire(request)
-        del self.requests[request.id]
+        self.queues.forget(request)
         self.counters.count_end(reason)
 
     def _leave(self, request: Request) -> None:
         """The last step that computed for an ended request is over."""
-        self.leaving.remove(request)
+        self.queues.leaving.remove(request)
         request.status = Status.FINISHED
         self.cache.leaves.retire(request)
 
     @property
     def has_work(self) -> bool:
         """Requests wait or run, or hand-overs need a step. Steps in flight may be left when it is False."""
-        if self.waiting or self.running or self.landed:
+        if not self.queues.are_empty:
             return True
         return self.handover is not None and self.handover.waits_for_steps and bool(self.cache.memory.copies)
 
@@ -192,9 +180,9 @@ class Scheduler:
 
     def _plan_running(self, draft: Draft) -> None:
         """Running requests in order, each by what it is behind."""
-        level = [request for request in self.running if request.is_level]
+        level = [request for request in self.queues.running if request.is_level]
         draft.promise(self._take_turns(level, draft))
-        for request in list(self.running):
+        for request in list(self.queues.running):
             if request.status is not Status.RUNNING:
                 continue  # preempted for an elder one
             if request in draft.turn:
@@ -206,22 +194,22 @@ class Scheduler:
     def _take_turns(self, level: list[Request], draft: Draft) -> set[Request]:
         """Level requests that step now. One grid unit is kept for prompts, so that they are not stalled."""
         room = draft.budget
-        behind = sum(request.num_behind > 0 for request in self.running)
-        if self.waiting or self.landed or len(level) < behind:
+        behind = sum(request.num_behind > 0 for request in self.queues.running)
+        if self.queues.waiting or self.queues.landed or len(level) < behind:
             room -= self.grid
         if len(level) <= room:
             return set(level)
         # Round robin: on from the one that had the last turn.
-        after = bisect.bisect_right(level, self._last_turn, key=self._order)
+        after = bisect.bisect_right(level, self._last_turn, key=self.queues.order)
         chosen = (level[after:] + level[:after])[: max(room, 0)]
         if chosen:
-            self._last_turn = self._order(chosen[-1])
+            self._last_turn = self.queues.order(chosen[-1])
         return set(chosen)
 
     def _plan_left_out(self, draft: Draft) -> None:
         """Budget that was kept for prompts and that none took goes to the answers that made way."""
         planned = {part.request for part in draft.parts} | draft.turn
-        for request in list(self.running):
+        for request in list(self.queues.running):
             if draft.left < 1:
                 return
             if request.is_level and request not in planned:
@@ -256,7 +244,7 @@ class Scheduler:
             if self._memory_is_coming:
                 draft.withdraw(request)
                 return
-            victim = max((*self.running[-1:], *self.landed[-1:]), key=self._order)
+            victim = max((*self.queues.running[-1:], *self.queues.landed[-1:]), key=self.queues.order)
             draft.withdraw(victim)
             self._preempt(victim)
             draft.preempted = True
@@ -267,8 +255,8 @@ class Scheduler:
     @property
     def _memory_is_coming(self) -> bool:
         """Memory will return by itself: nobody needs to be preempted for it."""
-        ending = any(request.num_behind == 0 for request in self.running)
-        return ending or bool(self.leaving) or self.cache.memory_is_coming
+        ending = any(request.num_behind == 0 for request in self.queues.running)
+        return ending or bool(self.queues.leaving) or self.cache.memory_is_coming
 
     def _preempt(self, request: Request) -> None:
         """Back to the queue. It keeps its answer so far and resumes from the swap or the last snapshot.
@@ -277,15 +265,10 @@ class Scheduler:
         that was swapped out keeps it. A prompt that came from another engine is not there any more: without
         swap it is computed here.
         """
-        if request.status is Status.LANDED:
-            self.landed.remove(request)
-        else:
-            self.running.remove(request)
-            self._ended.append(request.id)
+        self.queues.remove(request)
         if self.swap is not None:
             self.swap.keep(request)
         self.cache.holdings.release(request)
-        request.status = Status.WAITING
         request.num_computed_tokens = request.num_committed_tokens = 0
         request.num_preemptions += 1
         if request.image is None:
@@ -294,7 +277,7 @@ class Scheduler:
             if not request.epoch:
                 request.num_cached_tokens = None  # counted when it is admitted
         self.counters.preemptions += 1
-        bisect.insort(self.waiting, request, key=self._order)
+        self.queues.wait(request)
 
     def _plan_waiting(self, draft: Draft) -> None:
         """Admit waiting requests in order while budget, ``max_num_seqs`` and memory allow.
@@ -305,15 +288,15 @@ class Scheduler:
         """
         self._plan_landed(draft)
         at = followers = 0
-        while at < len(self.waiting) and followers < MOST_FOLLOWERS:
-            request = self.waiting[at]
+        while at < len(self.queues.waiting) and followers < MOST_FOLLOWERS:
+            request = self.queues.waiting[at]
             if request.source is not None:
                 if self._holds_enough():
                     at += 1
                 elif not self._receive(request):
                     return
                 continue
-            if len(self.running) >= self.config.max_num_seqs or draft.left < 1:
+            if len(self.queues.running) >= self.config.max_num_seqs or draft.left < 1:
                 return
             count = self._resume(draft, request) if self._is_kept(request) else self._enter(draft, request)
             if count is None:
@@ -324,14 +307,12 @@ class Scheduler:
                 continue
             if not count:
                 return
-            self.waiting.pop(at)
             self._run(draft, request, count)
 
     def _run(self, draft: Draft, request: Request, count: int) -> None:
         """The request runs, from this step on."""
-        request.status = Status.RUNNING
+        self.queues.run(request)
         request.epoch += 1
-        bisect.insort(self.running, request, key=self._order)
         self.counters.count_admission(request)
         draft.admitted.append(request)
         draft.add(request, count)
@@ -428,15 +409,15 @@ class Scheduler:
         A page is left for each running answer, so that a newcomer is not preempted at once.
         """
         size = self.cache.geometry.pages_for
-        behind = sum(max(0, size(r.length) - len(r.pages)) for r in self.running)
-        spare = len(self.running) + self._num_received
+        behind = sum(max(0, size(r.length) - len(r.pages)) for r in self.queues.running)
+        spare = len(self.queues.running) + self._num_received
         return pages_wanted + behind + spare <= self.cache.memory.available_pages(more_states=states)
 
     # -- hand-over --------------------------------------------------------------------------
 
     @property
     def _num_received(self) -> int:
-        return 0 if self.handover is None else len(self.handover.receiving) + len(self.landed)
+        return 0 if self.handover is None else len(self.handover.receiving) + len(self.queues.landed)
 
     def _holds_enough(self) -> bool:
         """As many prompts are here, or on their way, as may run at once: further ones stay where they are."""
@@ -455,7 +436,7 @@ class Scheduler:
         wanted = self.cache.geometry.pages_for(request.num_tokens) - shared
         if not self._fits(wanted) or not self.handover.begin(request, known):
             return False
-        self.waiting.remove(request)
+        self.queues.waiting.remove(request)
         return True
 
     def _take_arrivals(self, handover: HandOver) -> None:
@@ -463,29 +444,26 @@ class Scheduler:
         landed, failed = handover.poll()
         for request in landed:
             request.marks = self.cache.entrance.marks(request, known=request.num_computed_tokens)
-            bisect.insort(self.landed, request, key=self._order)
+            self.queues.land(request)
         for request, reason in failed.items():
-            request.status = Status.WAITING
-            bisect.insort(self.waiting, request, key=self._order)
+            self.queues.wait(request)
             if not handover.config.recompute:
                 self._failed[request.id] = reason
                 self._finish(request, "error")
 
     def _plan_landed(self, draft: Draft) -> None:
         """Prompts that came from elsewhere go on here, in order."""
-        while self.landed and len(self.running) < self.config.max_num_seqs:
-            request = self.landed[0]
+        while self.queues.landed and len(self.queues.running) < self.config.max_num_seqs:
+            request = self.queues.landed[0]
             count = self._chunk(draft, request, request.num_computed_tokens)
             if count < 1:
                 return
-            self.landed.pop(0)
             self._run(draft, request, count)
 
     def _lease(self, request: Request) -> None:
         """A prompt is computed as far as it goes here; its memory stays for another engine."""
         assert self.handover is not None
-        self.running.remove(request)
-        self._ended.append(request.id)
+        self.queues.remove(request)
         self._forget_leaving(request)
         self.handover.leave(request)
 
@@ -496,7 +474,7 @@ class Scheduler:
             self._fits(self.cache.pages_wanted(request, match)) and self.cache.entrance.admit(request, match)
         ):
             return False
-        self.waiting.remove(request)
+        self.queues.waiting.remove(request)
         self.counters.count_admission(request)
         self._forget_leaving(request)
         if request.leave_at:
@@ -508,7 +486,7 @@ class Scheduler:
         return True
 
     def _forget_leaving(self, request: Request) -> None:
-        del self.requests[request.id]
+        self.queues.forget(request)
         self.counters.count_end("length")
 
     def _tell_offer(self, request: Request, offer: Offer) -> None:
@@ -544,9 +522,8 @@ class Scheduler:
             chunks=tuple(self._freeze(part) for part in draft.parts),
             copies=self.cache.memory.launch(draft.step),
             admitted=tuple(self._admission(request) for request in draft.admitted),
-            ended=tuple(self._ended),
+            ended=self.queues.take_ended(),
         )
-        self._ended.clear()
         for part in draft.parts:
             request = part.request
             self.counters.recomputed_tokens += max(0, min(part.end, request.num_reached_tokens) - part.start)
@@ -637,23 +614,11 @@ class Scheduler:
         Raises:
             IntegrityError: one is broken.
         """
-        queues = (
-            (self.running, Status.RUNNING), (self.landed, Status.LANDED), (self.waiting, Status.WAITING),
-        )  # fmt: skip
-        for queue, status in queues:
-            if any(request.status is not status for request in queue):
-                raise IntegrityError(f"a request that is not {status.value} stands in that queue")
-            if queue != sorted(queue, key=self._order):
-                raise IntegrityError(f"the queue of {status.value} requests is out of order")
         handover = self.handover
-        received = [] if handover is None else [r.request for r in handover.receiving.values()]
-        if {r.id for r in (*self.running, *self.landed, *self.waiting, *received)} != set(self.requests):
-            raise IntegrityError("a request stands in no queue, or in two")
-        if len(self.running) > self.config.max_num_seqs:
-            raise IntegrityError(f"{len(self.running)} requests run")
-        if any(request.status is not Status.LEAVING or not request.in_flight for request in self.leaving):
-            raise IntegrityError("a request leaves for which no step computes")
-        holders = [*self.requests.values(), *self.leaving]
+        self.queues.check([] if handover is None else [r.request for r in handover.receiving.values()])
+        if len(self.queues.running) > self.config.max_num_seqs:
+            raise IntegrityError(f"{len(self.queues.running)} requests run")
+        holders = [*self.requests.values(), *self.queues.leaving]
         if handover is not None:
             handover.check()
             holders += handover.holders()

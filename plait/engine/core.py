@@ -332,13 +332,13 @@ class EngineCore:
         return branches(self.scheduler.cache, most)
 
     def stats(self) -> EngineStats:
-        scheduler, cache = self.scheduler, self.scheduler.cache
+        scheduler, cache, queues = self.scheduler, self.scheduler.cache, self.scheduler.queues
         counters, kept = scheduler.counters, cache.counters
         tier = self.tiers.counters if self.tiers is not None else TierCounters()
         swap = self.swap.counters if self.swap is not None else SwapCounters()
         return EngineStats(
-            running=len(scheduler.running),
-            waiting=len(scheduler.waiting) + len(scheduler.landed) + len(self.structured),
+            running=len(queues.running),
+            waiting=len(queues.waiting) + len(queues.landed) + len(self.structured),
             arena_bytes=cache.geometry.num_slabs * cache.geometry.slab_bytes,
             weight_bytes=self.worker.weight_bytes,
             memory_bytes=memory_bytes(),
