@@ -142,7 +142,7 @@ def nothing_is_held(core: EngineCore) -> None:
     usage = core.scheduler.cache.usage()
     assert usage["pages_free"] == usage["pages_total"]
     assert not core.scheduler.requests
-    assert not core.scheduler.in_flight
+    assert not core.scheduler.flight
     cache = core.scheduler.cache
     assert cache.store.num_snapshots == cache.publisher.num_pending == 0
     core.scheduler.check()

@@ -11,22 +11,22 @@ have ended has then been launched once too often: its part of the later step is 
 from __future__ import annotations
 
 import bisect
-from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 from plait.core.arena import IntegrityError
 from plait.core.cache import Cache
 from plait.core.counters import SchedulerCounters
-from plait.core.draft import Draft, Planned
+from plait.core.draft import Draft
+from plait.core.flight import Flight
 from plait.core.handover import HandOver
 from plait.core.index import Match
 from plait.core.limits import Refused, SchedulerConfig, refuse_if_hopeless
 from plait.core.orders import Offer
 from plait.core.pace import Pace, pairs
-from plait.core.plan import Admission, Chunk, ChunkResult, Export, StepPlan, StepResult
+from plait.core.plan import ChunkResult, StepPlan, StepResult
 from plait.core.progress import Progress, append_tokens
 from plait.core.queues import Queues
-from plait.core.request import PendingExport, Request, Status
+from plait.core.request import Request, Status
 from plait.core.snapshots import SnapshotKind
 from plait.core.swap import SwapSpace
 from plait.core.tiers import Tiers
@@ -60,8 +60,8 @@ class Scheduler:
         self.grid = cache.geometry.state_grid
         config.check(self.grid)
         self.queues = Queues(config.priorities)
-        self.in_flight: deque[tuple[StepPlan, list[Planned]]] = deque()
         self.counters = SchedulerCounters()
+        self.flight = Flight(cache, self.counters)
         self._last_turn = (0, 0)
         self._handed_over: list[Progress] = []
         self._failed: dict[str, str] = {}
@@ -110,10 +110,7 @@ class Scheduler:
         Returns:
             Those that have ended by this; not those that were cancelled or preempted meanwhile.
         """
-        launched, parts = self.in_flight[0]
-        if launched is not plan:
-            raise IntegrityError(f"step {plan.step} failed before step {launched.step} was over")
-        asked = set(request_ids)
+        parts, asked = self.flight.failing(plan), set(request_ids)
         staying = [
             part.request
             for part in parts
@@ -176,7 +173,7 @@ class Scheduler:
             self.tiers.spill()
         if not draft.parts and not self.cache.memory.copies:
             return None
-        return self._launch(draft)
+        return self.flight.launch(draft, self.queues.take_ended())
 
     def _plan_running(self, draft: Draft) -> None:
         """Running requests in order, each by what it is behind."""
@@ -393,14 +390,13 @@ class Scheduler:
     def _is_in_flight(self, request: Request, found: int) -> bool:
         """Whether more than ``found`` tokens of it can be shared once the steps in flight are over."""
         has_state, floor = self.cache.geometry.has_state, self.cache.reuse.policy.floor
-        for _, parts in self.in_flight:
-            for part in parts:
-                if part.start >= request.num_tokens or not part.is_current:
-                    continue
-                fork = min(self._common_prefix(request, part.request), part.end)
-                ends = [e.position for e in part.exports] if has_state else [floor(fork)]
-                if any(found < end <= fork for end in ends):
-                    return True
+        for part in self.flight.parts():
+            if part.start >= request.num_tokens or not part.is_current:
+                continue
+            fork = min(self._common_prefix(request, part.request), part.end)
+            ends = [e.position for e in part.exports] if has_state else [floor(fork)]
+            if any(found < end <= fork for end in ends):
+                return True
         return False
 
     def _fits(self, pages_wanted: int, states: int = 1) -> bool:
@@ -513,52 +509,6 @@ class Scheduler:
         failed, self._failed = self._failed, {}
         return progress, failed
 
-    # -- freezing ---------------------------------------------------------------------------
-
-    def _launch(self, draft: Draft) -> StepPlan:
-        """Freeze the draft. Indices of units are read only here, after all moves."""
-        plan = StepPlan(
-            step=draft.step,
-            chunks=tuple(self._freeze(part) for part in draft.parts),
-            copies=self.cache.memory.launch(draft.step),
-            admitted=tuple(self._admission(request) for request in draft.admitted),
-            ended=self.queues.take_ended(),
-        )
-        for part in draft.parts:
-            request = part.request
-            self.counters.recomputed_tokens += max(0, min(part.end, request.num_reached_tokens) - part.start)
-            request.num_reached_tokens = max(part.end, request.num_reached_tokens)
-            request.num_computed_tokens = part.end
-            request.num_awaited += part.sample
-        self.in_flight.append((plan, draft.parts))
-        self.counters.steps += 1
-        self.counters.computed_tokens += draft.tokens
-        return plan
-
-    def _freeze(self, part: Planned) -> Chunk:
-        request = part.request
-        known = tuple(request.tokens[part.start : part.end])
-        return Chunk(
-            request_id=request.id,
-            tokens=known,
-            start=part.start,
-            pages=self.cache.holdings.page_table(request, part.end),
-            slot=None if request.slot is None else request.slot.index,
-            exports=tuple(Export(export.position, export.state.index) for export in part.exports),
-            sample=part.sample,
-            awaited=part.count - len(known),
-        )
-
-    def _admission(self, request: Request) -> Admission:
-        return Admission(
-            request_id=request.id,
-            params=request.params,
-            seed=request.seed,
-            tokens=tuple(request.tokens),
-            num_prompt_tokens=request.num_prompt_tokens,
-            end_token_ids=tuple(sorted(request.end_token_ids)),
-        )
-
     # -- learning what a step gave ------------------------------------------------------------
 
     def update(self, plan: StepPlan, result: StepResult, seconds: float | None = None) -> list[Progress]:
@@ -570,10 +520,7 @@ class Scheduler:
         Returns:
             What happened to each request that got a token or ended.
         """
-        expected, parts = self.in_flight.popleft()
-        if expected is not plan or result.step != plan.step:
-            raise IntegrityError(f"step {result.step} came back before step {expected.step}")
-        self.cache.memory.complete(plan.step)
+        parts = self.flight.land(plan, result)
         if seconds is not None:
             self.pace.observe(plan.num_tokens, sum(pairs(p.start, p.count) for p in parts), seconds)
         progress = []
@@ -622,13 +569,8 @@ class Scheduler:
         if handover is not None:
             handover.check()
             holders += handover.holders()
-        self.cache.check(holders, self._pending_exports())
+        self.cache.check(holders, self.flight.pending_exports())
         if self.tiers is not None:
             self.tiers.check()
         if self.swap is not None:
             self.swap.check(list(self.requests.values()))
-
-    def _pending_exports(self) -> Iterator[PendingExport]:
-        for _, parts in self.in_flight:
-            for part in parts:
-                yield from part.exports
