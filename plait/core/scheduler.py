@@ -20,6 +20,7 @@ from plait.core.draft import Draft
 from plait.core.flight import Flight
 from plait.core.handover import HandOver
 from plait.core.index import Match
+from plait.core.leaders import Leaders
 from plait.core.limits import Refused, SchedulerConfig, refuse_if_hopeless
 from plait.core.orders import Offer
 from plait.core.pace import Pace, pairs
@@ -27,7 +28,6 @@ from plait.core.plan import ChunkResult, StepPlan, StepResult
 from plait.core.progress import Progress, append_tokens
 from plait.core.queues import Queues
 from plait.core.request import Request, Status
-from plait.core.snapshots import SnapshotKind
 from plait.core.swap import SwapSpace
 from plait.core.tiers import Tiers
 
@@ -62,6 +62,7 @@ class Scheduler:
         self.queues = Queues(config.priorities)
         self.counters = SchedulerCounters()
         self.flight = Flight(cache, self.counters)
+        self.leaders = Leaders(cache, self.flight)
         self._last_turn = (0, 0)
         self._handed_over: list[Progress] = []
         self._failed: dict[str, str] = {}
@@ -325,7 +326,7 @@ class Scheduler:
             return None
         match = self.cache.match(request)
         start = match.position(self.cache.geometry.page_size)
-        if self._follows(draft, request, start):
+        if self.leaders.holds_up(draft, request, start):
             return None
         if request.leave_at is not None and start >= request.leave_at:
             return None if self._leave_at_once(request, match) else 0
@@ -357,47 +358,6 @@ class Scheduler:
         if count < 1 or not self._fits(self.cache.geometry.pages_for(request.num_tokens)):
             return 0
         return count if self.swap.resume(request, image.cursor + count) else 0
-
-    def _follows(self, draft: Draft, request: Request, found: int) -> bool:
-        """Whether another request computes more of its prefix right now: then it waits for that.
-
-        A leader in this very step is asked for a snapshot where the two part. The follower holds nothing
-        and is asked anew in each step, so it depends on no one's progress but of those that are scheduled.
-        """
-        if not self.cache.reuse.reads(request):
-            return False
-        best, leader = found, None
-        for part in draft.parts:
-            fork = self._common_prefix(request, part.request)
-            if fork > max(best, part.start):
-                best, leader = fork, part.request
-        if leader is None:
-            return self._is_in_flight(request, found)
-        leader.marks.setdefault(best, SnapshotKind.FORK)
-        return True
-
-    def _common_prefix(self, a: Request, b: Request) -> int:
-        """Tokens of the longest prefix of both that could be shared, by the hash chains known so far."""
-        low, high = 0, min(len(a.page_keys), len(b.page_keys))
-        while low < high:  # equal keys mean equal prefixes
-            middle = (low + high + 1) // 2
-            if a.page_keys[middle - 1] == b.page_keys[middle - 1]:
-                low = middle
-            else:
-                high = middle - 1
-        return self.cache.reuse.policy.floor(low * self.cache.geometry.page_size)
-
-    def _is_in_flight(self, request: Request, found: int) -> bool:
-        """Whether more than ``found`` tokens of it can be shared once the steps in flight are over."""
-        has_state, floor = self.cache.geometry.has_state, self.cache.reuse.policy.floor
-        for part in self.flight.parts():
-            if part.start >= request.num_tokens or not part.is_current:
-                continue
-            fork = min(self._common_prefix(request, part.request), part.end)
-            ends = [e.position for e in part.exports] if has_state else [floor(fork)]
-            if any(found < end <= fork for end in ends):
-                return True
-        return False
 
     def _fits(self, pages_wanted: int, states: int = 1) -> bool:
         """A check, not a reservation: what running prompts and this one still need can be had.
