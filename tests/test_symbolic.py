@@ -10,6 +10,7 @@ from planting import plant
 from symbolic import Corruption, World
 
 from plait.core.arena import ArenaBook, IntegrityError
+from plait.core.chunks import Chunks
 from plait.core.entrance import Entrance
 from plait.core.holdings import Holdings
 from plait.core.leaves import Leaves
@@ -131,10 +132,10 @@ class EndlessScheduler(Scheduler):
             request.max_tokens = request.params.max_tokens
 
 
-class OffGridScheduler(Scheduler):
+class OffGrid(Chunks):
     """Ends chunks wherever the budget does."""
 
-    def _chunk(self, draft, request, start):
+    def count(self, draft, request, start):
         return min(request.num_tokens - start, max(draft.left, 0))
 
 
@@ -150,7 +151,7 @@ class OffGridScheduler(Scheduler):
         (EarlyLeaf, {"depth": 2}, Corruption),
         (MovedLeaf, {"depth": 2}, Corruption),
         (EndlessScheduler, {"depth": 2}, Corruption),
-        (OffGridScheduler, {}, Corruption),
+        (OffGrid, {}, Corruption),
     ],
     ids=[
         "leak",

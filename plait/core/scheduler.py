@@ -15,6 +15,7 @@ from collections.abc import Iterable
 
 from plait.core.arena import IntegrityError
 from plait.core.cache import Cache
+from plait.core.chunks import Chunks
 from plait.core.counters import SchedulerCounters
 from plait.core.draft import Draft
 from plait.core.flight import Flight
@@ -30,10 +31,6 @@ from plait.core.queues import Queues
 from plait.core.request import Request, Status
 from plait.core.swap import SwapSpace
 from plait.core.tiers import Tiers
-
-SCORED_TOKENS = 256
-"""Most tokens in one step of a prompt whose log-probabilities are asked for: each makes a row of logits."""
-
 
 MOST_FOLLOWERS = 64
 """Most waiting requests that are passed over in a step since they follow a leader."""
@@ -59,6 +56,7 @@ class Scheduler:
         self.pace = pace or Pace()
         self.grid = cache.geometry.state_grid
         config.check(self.grid)
+        self.chunks = Chunks(config, self.grid, self.pace)
         self.queues = Queues(config.priorities)
         self.counters = SchedulerCounters()
         self.flight = Flight(cache, self.counters)
@@ -186,7 +184,7 @@ class Scheduler:
             if request in draft.turn:
                 self._plan_part(draft, request, 1)
             elif not request.is_level and request.num_behind:
-                count = self._chunk(draft, request, request.num_computed_tokens)
+                count = self.chunks.count(draft, request, request.num_computed_tokens)
                 self._plan_part(draft, request, count)
 
     def _take_turns(self, level: list[Request], draft: Draft) -> set[Request]:
@@ -217,22 +215,6 @@ class Scheduler:
                 self._plan_part(draft, request, 1)
                 if draft.preempted:
                     return
-
-    def _chunk(self, draft: Draft, request: Request, start: int) -> int:
-        """Tokens of a prompt (or of a resumed answer) to compute from ``start`` in this step; 0: none fit."""
-        behind = request.goal - start
-        if not self.config.chunked_prefill:
-            return behind if behind <= draft.left else 0
-        count = min(behind, draft.left)
-        caps = [self.config.long_prefill_token_threshold, 0 if request.reads_cache else SCORED_TOKENS]
-        for cap in filter(None, caps):
-            count = min(count, max(cap, self.grid))
-        if draft.turn:  # answers are waiting for this step to end
-            least = 0 if draft.prompt_tokens else self.grid
-            count = min(count, max(self.pace.chunk(draft.tokens, draft.pairs, start, count), least))
-        if count < behind:  # it does not reach the end: end on the grid
-            count = max(0, (start + count) // self.grid * self.grid - start)
-        return count
 
     def _plan_part(self, draft: Draft, request: Request, count: int) -> None:
         """Plan ``count`` tokens, preempting later requests (or itself) when memory runs out."""
@@ -330,7 +312,7 @@ class Scheduler:
             return None
         if request.leave_at is not None and start >= request.leave_at:
             return None if self._leave_at_once(request, match) else 0
-        count = self._chunk(draft, request, start)
+        count = self.chunks.count(draft, request, start)
         if count < 1 or not self._fits(self.cache.pages_wanted(request, match)):
             return 0
         if not self.cache.entrance.admit(request, match):
@@ -354,7 +336,7 @@ class Scheduler:
         assert image is not None
         if image.committed < image.cursor:
             return None  # its last step is still in flight, and a token may come of it
-        count = self._chunk(draft, request, image.cursor)
+        count = self.chunks.count(draft, request, image.cursor)
         if count < 1 or not self._fits(self.cache.geometry.pages_for(request.num_tokens)):
             return 0
         return count if self.swap.resume(request, image.cursor + count) else 0
@@ -411,7 +393,7 @@ class Scheduler:
         """Prompts that came from elsewhere go on here, in order."""
         while self.queues.landed and len(self.queues.running) < self.config.max_num_seqs:
             request = self.queues.landed[0]
-            count = self._chunk(draft, request, request.num_computed_tokens)
+            count = self.chunks.count(draft, request, request.num_computed_tokens)
             if count < 1:
                 return
             self._run(draft, request, count)
