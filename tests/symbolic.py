@@ -21,6 +21,7 @@ from typing import ClassVar
 from plait.core.arena import Unit
 from plait.core.cache import Cache
 from plait.core.geometry import Geometry
+from plait.core.handover import HandOver
 from plait.core.limits import Refused, SchedulerConfig
 from plait.core.plan import Chunk, ChunkResult, Kind, StepPlan, StepResult, Way
 from plait.core.request import Request
@@ -173,11 +174,35 @@ class SymbolicWorker:
             self.write_state(export.state, trail[export.position - 1])
 
 
+class Driven:
+    """Something that is driven by ``tick`` until enough steps were launched, and then until all has ended."""
+
+    steps: int
+
+    def tick(self) -> None:
+        raise NotImplementedError
+
+    def drain(self) -> None:
+        """No more arrivals: everything ends, and all memory returns."""
+        raise NotImplementedError
+
+    def run(self, steps: int) -> None:
+        ticks = 0
+        while self.steps < steps:
+            self.tick()
+            ticks += 1
+            if ticks > 1000 + 100 * steps:
+                raise AssertionError("requests wait and nothing is scheduled")
+        self.drain()
+
+
 @dataclass
-class World:
+class World(Driven):
     """A scheduler, a symbolic worker, clients and an outside actor, driven by one random seed."""
 
     answer_lengths: ClassVar[list[int]] = [1, 2, 8, 30]
+    sequences: ClassVar[list[int]] = [1, 2, 5, 40]
+    """most requests that run at once: one of these"""
 
     seed: int
     depth: int = 1
@@ -209,18 +234,16 @@ class World:
         geometry = Geometry(page_size, page_bytes, state_bytes, grid, 0)
         arena = geometry.slab_bytes * slabs * (3 if geometry.slab_pages == 1 else 1) + rng.randrange(64)
         self.geometry = Geometry(page_size, page_bytes, state_bytes, grid, arena)
-        self.cache = Cache(self.geometry, enabled=rng.random() < 0.85, row_invariant=rng.random() < 0.7)
+        sharing = {"enabled": rng.random() < 0.85, "row_invariant": rng.random() < 0.7}
         budget = rng.choice([grid, grid + 1, 7, 16, 64, 300])
         config = SchedulerConfig(
             max_num_batched_tokens=max(budget, grid),
-            max_num_seqs=rng.choice([1, 2, 5, 40]),
+            max_num_seqs=rng.choice(self.sequences),
             max_model_len=max(2, self.geometry.longest_request()),
             long_prefill_token_threshold=rng.choice([0, 0, 5]),
             priorities=rng.random() < 0.5,
         )
-        self.scheduler = Scheduler(self.cache, config)
-        self.worker = SymbolicWorker(self.geometry)
-        self.join_others()
+        self.assemble(config, sharing)
         self.launched: deque[StepPlan] = deque()
         """steps that have not run"""
         self.ran: deque[tuple[StepPlan, StepResult]] = deque()
@@ -228,15 +251,22 @@ class World:
         self.prompts: list[list[int]] = []
         self.count = 0
 
-    def join_others(self) -> None:
-        """Give the scheduler a swap buffer and a tier, where asked for."""
+    def assemble(self, config: SchedulerConfig, sharing: dict[str, bool]) -> None:
+        """A scheduler over memory of ``geometry``; with a swap buffer and a tier, where asked for."""
+        self.cache = Cache(self.geometry, **sharing)
+        self.worker = SymbolicWorker(self.geometry)
+        handover = self.join_handover()
+        swap = None
         if self.make_swap is not None:
             size = self.geometry.slab_bytes * self.rng.choice([2, 4, 40])
             buffer = replace(self.geometry, arena_bytes=size)
             self.worker.swap = SymbolicWorker(buffer)
-            self.scheduler.swap = self.make_swap(self.cache, buffer)
-        if self.make_tiers is not None:
-            self.scheduler.tiers = self.make_tiers(self)
+            swap = self.make_swap(self.cache, buffer)
+        tiers = None if self.make_tiers is None else self.make_tiers(self)
+        self.scheduler = Scheduler(self.cache, config, tiers=tiers, swap=swap, handover=handover)
+
+    def join_handover(self) -> HandOver | None:
+        return None
 
     # -- actors -----------------------------------------------------------------------------
 
@@ -350,6 +380,11 @@ class World:
             self.borrow()
         if self.loans and rng.random() < 0.2:
             self.end_loan()
+        self.advance(rng)
+        self.recount(rng, self.check_every)
+
+    def advance(self, rng: random.Random) -> None:
+        """A step is launched, runs or lands."""
         self.tick_tier()
         if self.in_flight < self.depth and (not self.in_flight or rng.random() < 0.7):
             self.launch()
@@ -357,22 +392,14 @@ class World:
             self.run_one()
         elif self.in_flight:
             self.land()
-        if self.check_every and rng.randrange(self.check_every) == 0:
+
+    def recount(self, rng: random.Random, every: int) -> None:
+        if every and rng.randrange(every) == 0:
             self.scheduler.check()
 
     def tick_tier(self) -> None:
         if self.scheduler.tiers is not None:
             self.scheduler.tiers.tier.tick()
-
-    def run(self, steps: int) -> None:
-        """Until ``steps`` steps were launched, then until everything has ended."""
-        ticks = 0
-        while self.steps < steps:
-            self.tick()
-            ticks += 1
-            if ticks > 1000 + 100 * steps:
-                raise AssertionError("requests wait and nothing is scheduled")
-        self.drain()
 
     def settles(self) -> bool:
         """Whether transfers of a tier are still to come; then they go on."""

@@ -12,15 +12,13 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from symbolic import Corruption, SymbolicWorker, World
+from symbolic import Corruption, Driven, SymbolicWorker, World
 
-from plait.core.cache import Cache
 from plait.core.geometry import Geometry
 from plait.core.handover import HandOver, HandOverConfig
-from plait.core.limits import Refused
+from plait.core.limits import Refused, SchedulerConfig
 from plait.core.orders import Arrived, Broken, Fetch, Offer, Report, Returned, Source
 from plait.core.progress import Progress
-from plait.core.scheduler import Scheduler
 from plait.core.swap import SwapSpace
 from plait.core.tiers import Tiers
 
@@ -132,21 +130,18 @@ class End(World):
     side = 0
     policy = HandOverConfig(fetch_seconds=25)
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def assemble(self, config: SchedulerConfig, sharing: dict[str, bool]) -> None:
         self.rng = random.Random(self.seed * 2 + self.side)
-        g, config = self.geometry, self.scheduler.config
+        g = self.geometry
         slabs = self.rng.choice([8, 14, 30, 90]) * (3 if g.slab_pages == 1 else 1)
         self.geometry = Geometry(g.page_size, g.page_bytes, g.state_bytes, g.state_grid, slabs * g.slab_bytes)
-        self.cache = Cache(
-            self.geometry, enabled=self.cache.reuse.enabled, row_invariant=self.cache.reuse.row_invariant
-        )
-        self.worker = SymbolicWorker(self.geometry)
+        super().assemble(config, sharing)
+
+    def join_handover(self) -> HandOver:
         self.link = Link(self.worker, self.rng)
         self.now = 0.0
         self.handover = HandOver(self.cache, self.link, self.policy, clock=lambda: self.now)
-        self.scheduler = Scheduler(self.cache, config, handover=self.handover)
-        self.join_others()
+        return self.handover
 
     def drain_handover(self) -> tuple[list[Progress], dict[str, str]]:
         return self.scheduler.drain()
@@ -161,7 +156,7 @@ class Decoder(End):
 
 
 @dataclass
-class Pair:
+class Pair(Driven):
     """Both engines, their clients and a router, driven by one random seed."""
 
     seed: int
@@ -255,17 +250,9 @@ class Pair:
     # -- time -------------------------------------------------------------------------------
 
     def step(self, end: End) -> None:
-        rng = self.rng
-        end.tick_tier()
-        if end.in_flight < end.depth and (not end.in_flight or rng.random() < 0.7):
-            end.launch()
-        elif end.launched and rng.random() < 0.5:
-            end.run_one()
-        elif end.in_flight:
-            end.land()
+        end.advance(self.rng)
         self.hand_on(end)
-        if self.check_every and rng.randrange(self.check_every) == 0:
-            end.scheduler.check()
+        end.recount(self.rng, self.check_every)
 
     def hand_on(self, end: End) -> None:
         for request in end.handover.receiving.values():
@@ -301,17 +288,7 @@ class Pair:
     def steps(self) -> int:
         return self.prefiller.steps + self.decoder.steps
 
-    def run(self, steps: int) -> None:
-        ticks = 0
-        while self.steps < steps:
-            self.tick()
-            ticks += 1
-            if ticks > 1000 + 100 * steps:
-                raise AssertionError("requests wait and nothing is scheduled")
-        self.drain()
-
     def drain(self) -> None:
-        """No more arrivals: everything ends, and all memory returns."""
         ends = (self.prefiller, self.decoder)
         for end in ends:
             while end.loans:

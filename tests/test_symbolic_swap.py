@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import ClassVar
 
 import pytest
@@ -34,10 +33,10 @@ class BusyWorld(World):
     """Many requests at once with long answers, so that they are preempted all the time."""
 
     answer_lengths: ClassVar[list[int]] = [8, 40, 80]
+    sequences: ClassVar[list[int]] = [40] * 4
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.scheduler.config = replace(self.scheduler.config, max_num_seqs=40)
         self.cache.store.budget = self.rng.choice([None, None, 0])  # with 0, what was shared is soon lost
 
 
