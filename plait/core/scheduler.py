@@ -18,6 +18,7 @@ from plait.core.cache import Cache
 from plait.core.chunks import Chunks
 from plait.core.counters import SchedulerCounters
 from plait.core.draft import Draft
+from plait.core.endings import Endings
 from plait.core.flight import Flight
 from plait.core.handover import HandOver
 from plait.core.index import Match
@@ -60,6 +61,7 @@ class Scheduler:
         self.queues = Queues(config.priorities)
         self.counters = SchedulerCounters()
         self.flight = Flight(cache, self.counters)
+        self.endings = Endings(cache, self.queues, self.counters, swap, handover)
         self.leaders = Leaders(cache, self.flight)
         self._last_turn = (0, 0)
         self._handed_over: list[Progress] = []
@@ -100,7 +102,7 @@ class Scheduler:
         request = self.requests.get(request_id)
         if request is None:
             return self.handover is not None and self.handover.withdraw(request_id)
-        self._finish(request, "abort")
+        self.endings.finish(request, "abort")
         return True
 
     def fail(self, plan: StepPlan, request_ids: Iterable[str]) -> list[str]:
@@ -117,34 +119,8 @@ class Scheduler:
         ]
         failed = [request for request in staying if request.status is not Status.LEAVING]
         for request in failed:
-            self._finish(request, "abort")
+            self.endings.finish(request, "abort")
         return [request.id for request in failed]
-
-    def _finish(self, request: Request, reason: str) -> None:
-        if request.status is Status.RECEIVING:
-            assert self.handover is not None
-            self.handover.drop(request)
-        self.queues.remove(request)
-        if request.source is not None:
-            assert self.handover is not None
-            self.handover.forgo(request)
-        if self.swap is not None:
-            self.swap.drop(request)
-        request.status = Status.FINISHED
-        if reason == "abort":
-            self.cache.holdings.release(request)
-        elif self.cache.leaves.must_wait(request):
-            self.queues.leave(request)
-        else:
-            self.cache.leaves.retire(request)
-        self.queues.forget(request)
-        self.counters.count_end(reason)
-
-    def _leave(self, request: Request) -> None:
-        """The last step that computed for an ended request is over."""
-        self.queues.leaving.remove(request)
-        request.status = Status.FINISHED
-        self.cache.leaves.retire(request)
 
     @property
     def has_work(self) -> bool:
@@ -387,7 +363,7 @@ class Scheduler:
             self.queues.wait(request)
             if not handover.config.recompute:
                 self._failed[request.id] = reason
-                self._finish(request, "error")
+                self.endings.finish(request, "error")
 
     def _plan_landed(self, draft: Draft) -> None:
         """Prompts that came from elsewhere go on here, in order."""
@@ -478,7 +454,7 @@ class Scheduler:
                 request.num_committed_tokens = part.end
                 self.cache.publisher.commit(request, part.exports)
                 if request.status is Status.LEAVING:
-                    self._leave(request)
+                    self.endings.leave(request)
                     continue
             request.prompt_logprobs += chunk.prompt_logprobs
             if part.end == request.leave_at and request.status is Status.RUNNING:
@@ -492,7 +468,7 @@ class Scheduler:
         progress = append_tokens(request, chunk)
         self.counters.generated_tokens += len(progress.tokens)
         if progress.finish_reason is not None:
-            self._finish(request, progress.finish_reason)
+            self.endings.finish(request, progress.finish_reason)
         return progress
 
     # -- checking ---------------------------------------------------------------------------
