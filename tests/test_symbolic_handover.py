@@ -120,7 +120,7 @@ def test_a_prompt_that_came_is_swapped_out_and_comes_back():
     decoder.add(request)
     while request.status is not Status.LANDED:
         step()
-    decoder._preempt(request)
+    decoder.preemption.preempt(request)
     assert request.image.cursor == 21
     decoder.cancel("busy")
     computed = decoder.counters.computed_tokens

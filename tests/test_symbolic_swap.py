@@ -94,7 +94,7 @@ def test_pages_that_others_held(state_bytes, elder_ends):
             step()
     younger = scheduler.requests["younger"]
     assert [page.refs for page in younger.pages] == [2, 2, 2, 2, 2, 1, 1]
-    scheduler._preempt(younger)
+    scheduler.preemption.preempt(younger)
     assert list(younger.image.pages) == [5, 6]
     if elder_ends:
         scheduler.cancel("elder")

@@ -27,6 +27,7 @@ from plait.core.limits import Refused, SchedulerConfig, refuse_if_hopeless
 from plait.core.orders import Offer
 from plait.core.pace import Pace, pairs
 from plait.core.plan import ChunkResult, StepPlan, StepResult
+from plait.core.preemption import Preemption
 from plait.core.progress import Progress, append_tokens
 from plait.core.queues import Queues
 from plait.core.request import Request, Status
@@ -62,6 +63,7 @@ class Scheduler:
         self.counters = SchedulerCounters()
         self.flight = Flight(cache, self.counters)
         self.endings = Endings(cache, self.queues, self.counters, swap, handover)
+        self.preemption = Preemption(cache, self.queues, self.counters, swap)
         self.leaders = Leaders(cache, self.flight)
         self._last_turn = (0, 0)
         self._handed_over: list[Progress] = []
@@ -193,47 +195,11 @@ class Scheduler:
                     return
 
     def _plan_part(self, draft: Draft, request: Request, count: int) -> None:
-        """Plan ``count`` tokens, preempting later requests (or itself) when memory runs out."""
+        """Plan ``count`` tokens."""
         if count < 1:
             return
-        while not self.cache.holdings.grow(request, request.num_computed_tokens + count):
-            if self._memory_is_coming:
-                draft.withdraw(request)
-                return
-            victim = max((*self.queues.running[-1:], *self.queues.landed[-1:]), key=self.queues.order)
-            draft.withdraw(victim)
-            self._preempt(victim)
-            draft.preempted = True
-            if victim is request:
-                return
-        draft.add(request, count)
-
-    @property
-    def _memory_is_coming(self) -> bool:
-        """Memory will return by itself: nobody needs to be preempted for it."""
-        ending = any(request.num_behind == 0 for request in self.queues.running)
-        return ending or bool(self.queues.leaving) or self.cache.memory_is_coming
-
-    def _preempt(self, request: Request) -> None:
-        """Back to the queue. It keeps its answer so far and resumes from the swap or the last snapshot.
-
-        A token that a step in flight samples for it is dropped, and sampled again when it resumes; a request
-        that was swapped out keeps it. A prompt that came from another engine is not there any more: without
-        swap it is computed here.
-        """
-        self.queues.remove(request)
-        if self.swap is not None:
-            self.swap.keep(request)
-        self.cache.holdings.release(request)
-        request.num_computed_tokens = request.num_committed_tokens = 0
-        request.num_preemptions += 1
-        if request.image is None:
-            request.num_awaited = 0
-            request.prompt_logprobs.clear()
-            if not request.epoch:
-                request.num_cached_tokens = None  # counted when it is admitted
-        self.counters.preemptions += 1
-        self.queues.wait(request)
+        if self.preemption.grow(draft, request, request.num_computed_tokens + count):
+            draft.add(request, count)
 
     def _plan_waiting(self, draft: Draft) -> None:
         """Admit waiting requests in order while budget, ``max_num_seqs`` and memory allow.
