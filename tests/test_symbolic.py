@@ -17,7 +17,7 @@ from plait.core.leaves import Leaves
 from plait.core.memory import Memory
 from plait.core.publishing import Publisher
 from plait.core.request import PendingExport
-from plait.core.scheduler import Scheduler
+from plait.core.stepping import Stepping
 
 STEPS = 100_000
 WORLDS = 80
@@ -121,14 +121,14 @@ class MovedLeaf(Leaves):
         super()._leave_leaf(request, end - 1 if moved else end)
 
 
-class EndlessScheduler(Scheduler):
+class Endless(Stepping):
     """Launches a request whose last token is awaited."""
 
-    def _plan_running(self, draft):
+    def plan(self, draft):
         for request in self.queues.running:
             request.max_tokens += 1
-        super()._plan_running(draft)
-        for request in self.requests.values():
+        super().plan(draft)
+        for request in self.queues.requests.values():
             request.max_tokens = request.params.max_tokens
 
 
@@ -150,7 +150,7 @@ class OffGrid(Chunks):
         (NoFence, {"depth": 2, "cancel_rate": 0.2}, Corruption),
         (EarlyLeaf, {"depth": 2}, Corruption),
         (MovedLeaf, {"depth": 2}, Corruption),
-        (EndlessScheduler, {"depth": 2}, Corruption),
+        (Endless, {"depth": 2}, Corruption),
         (OffGrid, {}, Corruption),
     ],
     ids=[

@@ -10,7 +10,6 @@ have ended has then been launched once too often: its part of the later step is 
 
 from __future__ import annotations
 
-import bisect
 from collections.abc import Iterable
 
 from plait.core.arena import IntegrityError
@@ -31,6 +30,7 @@ from plait.core.preemption import Preemption
 from plait.core.progress import Progress, append_tokens
 from plait.core.queues import Queues
 from plait.core.request import Request, Status
+from plait.core.stepping import Stepping
 from plait.core.swap import SwapSpace
 from plait.core.tiers import Tiers
 
@@ -64,8 +64,8 @@ class Scheduler:
         self.flight = Flight(cache, self.counters)
         self.endings = Endings(cache, self.queues, self.counters, swap, handover)
         self.preemption = Preemption(cache, self.queues, self.counters, swap)
+        self.stepping = Stepping(self.queues, cache.holdings, self.chunks, self.preemption)
         self.leaders = Leaders(cache, self.flight)
-        self._last_turn = (0, 0)
         self._handed_over: list[Progress] = []
         self._failed: dict[str, str] = {}
 
@@ -140,10 +140,10 @@ class Scheduler:
         if self.tiers is not None:
             self.tiers.collect()
         draft = Draft(self.cache.memory.launched + 1, self.config.max_num_batched_tokens)
-        self._plan_running(draft)
+        self.stepping.plan(draft)
         if not draft.preempted:
             self._plan_waiting(draft)
-        self._plan_left_out(draft)
+        self.stepping.plan_left_out(draft)
         for part in draft.parts:
             part.exports = self.cache.publisher.exports(part.request, part.start, part.end)
         if self.tiers is not None:
@@ -151,55 +151,6 @@ class Scheduler:
         if not draft.parts and not self.cache.memory.copies:
             return None
         return self.flight.launch(draft, self.queues.take_ended())
-
-    def _plan_running(self, draft: Draft) -> None:
-        """Running requests in order, each by what it is behind."""
-        level = [request for request in self.queues.running if request.is_level]
-        draft.promise(self._take_turns(level, draft))
-        for request in list(self.queues.running):
-            if request.status is not Status.RUNNING:
-                continue  # preempted for an elder one
-            if request in draft.turn:
-                self._plan_part(draft, request, 1)
-            elif not request.is_level and request.num_behind:
-                count = self.chunks.count(draft, request, request.num_computed_tokens)
-                self._plan_part(draft, request, count)
-
-    def _take_turns(self, level: list[Request], draft: Draft) -> set[Request]:
-        """Level requests that step now. One grid unit is kept for prompts, so that they are not stalled."""
-        room = draft.budget
-        behind = sum(request.num_behind > 0 for request in self.queues.running)
-        if self.queues.waiting or self.queues.landed or len(level) < behind:
-            room -= self.grid
-        if len(level) <= room:
-            return set(level)
-        # Round robin: on from the one that had the last turn.
-        after = bisect.bisect_right(level, self._last_turn, key=self.queues.order)
-        chosen = (level[after:] + level[:after])[: max(room, 0)]
-        if chosen:
-            self._last_turn = self.queues.order(chosen[-1])
-        return set(chosen)
-
-    def _plan_left_out(self, draft: Draft) -> None:
-        """Budget that was kept for prompts and that none took goes to the answers that made way."""
-        planned = {part.request for part in draft.parts} | draft.turn
-        for request in list(self.queues.running):
-            if draft.left < 1:
-                return
-            if request.is_level and request not in planned:
-                if draft.parts and not self.cache.holdings.grow(request, request.length):
-                    continue  # whoever could make room for it takes part in this step
-                draft.promise({request})
-                self._plan_part(draft, request, 1)
-                if draft.preempted:
-                    return
-
-    def _plan_part(self, draft: Draft, request: Request, count: int) -> None:
-        """Plan ``count`` tokens."""
-        if count < 1:
-            return
-        if self.preemption.grow(draft, request, request.num_computed_tokens + count):
-            draft.add(request, count)
 
     def _plan_waiting(self, draft: Draft) -> None:
         """Admit waiting requests in order while budget, ``max_num_seqs`` and memory allow.
