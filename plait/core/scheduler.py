@@ -30,6 +30,7 @@ from plait.core.preemption import Preemption
 from plait.core.progress import Progress, append_tokens
 from plait.core.queues import Queues
 from plait.core.request import Request, Status
+from plait.core.room import Room
 from plait.core.stepping import Stepping
 from plait.core.swap import SwapSpace
 from plait.core.tiers import Tiers
@@ -65,6 +66,7 @@ class Scheduler:
         self.endings = Endings(cache, self.queues, self.counters, swap, handover)
         self.preemption = Preemption(cache, self.queues, self.counters, swap)
         self.stepping = Stepping(self.queues, cache.holdings, self.chunks, self.preemption)
+        self.room = Room(cache, self.queues, handover)
         self.leaders = Leaders(cache, self.flight)
         self._handed_over: list[Progress] = []
         self._failed: dict[str, str] = {}
@@ -197,7 +199,7 @@ class Scheduler:
             Tokens of the chunk; 0: it must wait for memory or budget; None: it waits for something else, and
             nobody behind it waits, or it has left the queue.
         """
-        if self.tiers is not None and self.tiers.holds_up(request, self._fits):
+        if self.tiers is not None and self.tiers.holds_up(request, self.room.fits):
             return None
         match = self.cache.match(request)
         start = match.position(self.cache.geometry.page_size)
@@ -206,7 +208,7 @@ class Scheduler:
         if request.leave_at is not None and start >= request.leave_at:
             return None if self._leave_at_once(request, match) else 0
         count = self.chunks.count(draft, request, start)
-        if count < 1 or not self._fits(self.cache.pages_wanted(request, match)):
+        if count < 1 or not self.room.fits(self.cache.pages_wanted(request, match)):
             return 0
         if not self.cache.entrance.admit(request, match):
             return 0
@@ -230,29 +232,15 @@ class Scheduler:
         if image.committed < image.cursor:
             return None  # its last step is still in flight, and a token may come of it
         count = self.chunks.count(draft, request, image.cursor)
-        if count < 1 or not self._fits(self.cache.geometry.pages_for(request.num_tokens)):
+        if count < 1 or not self.room.fits(self.cache.geometry.pages_for(request.num_tokens)):
             return 0
         return count if self.swap.resume(request, image.cursor + count) else 0
 
-    def _fits(self, pages_wanted: int, states: int = 1) -> bool:
-        """A check, not a reservation: what running prompts and this one still need can be had.
-
-        A page is left for each running answer, so that a newcomer is not preempted at once.
-        """
-        size = self.cache.geometry.pages_for
-        behind = sum(max(0, size(r.length) - len(r.pages)) for r in self.queues.running)
-        spare = len(self.queues.running) + self._num_received
-        return pages_wanted + behind + spare <= self.cache.memory.available_pages(more_states=states)
-
     # -- hand-over --------------------------------------------------------------------------
-
-    @property
-    def _num_received(self) -> int:
-        return 0 if self.handover is None else len(self.handover.receiving) + len(self.queues.landed)
 
     def _holds_enough(self) -> bool:
         """As many prompts are here, or on their way, as may run at once: further ones stay where they are."""
-        return self._num_received >= self.config.max_num_seqs
+        return self.room.num_received >= self.config.max_num_seqs
 
     def _receive(self, request: Request) -> bool:
         """Give memory to a request whose prompt lies elsewhere. False: it waits for memory."""
@@ -265,7 +253,7 @@ class Scheduler:
             return True
         shared = sum(1 for node in known if node.page.refs)
         wanted = self.cache.geometry.pages_for(request.num_tokens) - shared
-        if not self._fits(wanted) or not self.handover.begin(request, known):
+        if not self.room.fits(wanted) or not self.handover.begin(request, known):
             return False
         self.queues.waiting.remove(request)
         return True
@@ -302,7 +290,8 @@ class Scheduler:
         """The cache holds all of a prompt that is to be computed here. False: it waits for memory."""
         assert self.handover is not None
         if request.leave_at and not (
-            self._fits(self.cache.pages_wanted(request, match)) and self.cache.entrance.admit(request, match)
+            self.room.fits(self.cache.pages_wanted(request, match))
+            and self.cache.entrance.admit(request, match)
         ):
             return False
         self.queues.waiting.remove(request)
