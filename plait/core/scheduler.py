@@ -20,15 +20,15 @@ from plait.core.draft import Draft
 from plait.core.endings import Endings
 from plait.core.flight import Flight
 from plait.core.handover import HandOver
-from plait.core.index import Match
 from plait.core.leaders import Leaders
 from plait.core.limits import Refused, SchedulerConfig, refuse_if_hopeless
-from plait.core.orders import Offer
 from plait.core.pace import Pace, pairs
 from plait.core.plan import ChunkResult, StepPlan, StepResult
 from plait.core.preemption import Preemption
+from plait.core.prefilled import Prefilled
 from plait.core.progress import Progress, append_tokens
 from plait.core.queues import Queues
+from plait.core.received import Received
 from plait.core.request import Request, Status
 from plait.core.room import Room
 from plait.core.stepping import Stepping
@@ -67,9 +67,14 @@ class Scheduler:
         self.preemption = Preemption(cache, self.queues, self.counters, swap)
         self.stepping = Stepping(self.queues, cache.holdings, self.chunks, self.preemption)
         self.room = Room(cache, self.queues, handover)
+        self.prefilled: Prefilled | None = None
+        self.received: Received | None = None
+        if handover is not None:
+            self.prefilled = Prefilled(cache, self.queues, self.room, self.counters, handover)
+            self.received = Received(
+                cache, self.queues, self.room, self.endings, handover, config.max_num_seqs
+            )
         self.leaders = Leaders(cache, self.flight)
-        self._handed_over: list[Progress] = []
-        self._failed: dict[str, str] = {}
 
     # -- coming and going -------------------------------------------------------------------
 
@@ -137,8 +142,8 @@ class Scheduler:
 
     def schedule(self) -> StepPlan | None:
         """The next step, or None when nothing can be computed now."""
-        if self.handover is not None:
-            self._take_arrivals(self.handover)
+        if self.received is not None:
+            self.received.collect()
         if self.tiers is not None:
             self.tiers.collect()
         draft = Draft(self.cache.memory.launched + 1, self.config.max_num_batched_tokens)
@@ -166,9 +171,10 @@ class Scheduler:
         while at < len(self.queues.waiting) and followers < MOST_FOLLOWERS:
             request = self.queues.waiting[at]
             if request.source is not None:
-                if self._holds_enough():
+                assert self.received is not None
+                if self.received.is_full:
                     at += 1
-                elif not self._receive(request):
+                elif not self.received.receive(request):
                     return
                 continue
             if len(self.queues.running) >= self.config.max_num_seqs or draft.left < 1:
@@ -206,7 +212,8 @@ class Scheduler:
         if self.leaders.holds_up(draft, request, start):
             return None
         if request.leave_at is not None and start >= request.leave_at:
-            return None if self._leave_at_once(request, match) else 0
+            assert self.prefilled is not None
+            return None if self.prefilled.lease_at_once(request, match) else 0
         count = self.chunks.count(draft, request, start)
         if count < 1 or not self.room.fits(self.cache.pages_wanted(request, match)):
             return 0
@@ -236,40 +243,6 @@ class Scheduler:
             return 0
         return count if self.swap.resume(request, image.cursor + count) else 0
 
-    # -- hand-over --------------------------------------------------------------------------
-
-    def _holds_enough(self) -> bool:
-        """As many prompts are here, or on their way, as may run at once: further ones stay where they are."""
-        return self.room.num_received >= self.config.max_num_seqs
-
-    def _receive(self, request: Request) -> bool:
-        """Give memory to a request whose prompt lies elsewhere. False: it waits for memory."""
-        assert self.handover is not None
-        match = self.cache.match(request)
-        known = self.handover.needs(request, match)
-        if known is None:
-            self.handover.counters.forgone += 1
-            self.handover.forgo(request)
-            return True
-        shared = sum(1 for node in known if node.page.refs)
-        wanted = self.cache.geometry.pages_for(request.num_tokens) - shared
-        if not self.room.fits(wanted) or not self.handover.begin(request, known):
-            return False
-        self.queues.waiting.remove(request)
-        return True
-
-    def _take_arrivals(self, handover: HandOver) -> None:
-        """Prompts that have come, and those that will not."""
-        landed, failed = handover.poll()
-        for request in landed:
-            request.marks = self.cache.entrance.marks(request, known=request.num_computed_tokens)
-            self.queues.land(request)
-        for request, reason in failed.items():
-            self.queues.wait(request)
-            if not handover.config.recompute:
-                self._failed[request.id] = reason
-                self.endings.finish(request, "error")
-
     def _plan_landed(self, draft: Draft) -> None:
         """Prompts that came from elsewhere go on here, in order."""
         while self.queues.landed and len(self.queues.running) < self.config.max_num_seqs:
@@ -279,59 +252,16 @@ class Scheduler:
                 return
             self._run(draft, request, count)
 
-    def _lease(self, request: Request) -> None:
-        """A prompt is computed as far as it goes here; its memory stays for another engine."""
-        assert self.handover is not None
-        self.queues.remove(request)
-        self._forget_leaving(request)
-        self.handover.leave(request)
-
-    def _leave_at_once(self, request: Request, match: Match) -> bool:
-        """The cache holds all of a prompt that is to be computed here. False: it waits for memory."""
-        assert self.handover is not None
-        if request.leave_at and not (
-            self.room.fits(self.cache.pages_wanted(request, match))
-            and self.cache.entrance.admit(request, match)
-        ):
-            return False
-        self.queues.waiting.remove(request)
-        self.counters.count_admission(request)
-        self._forget_leaving(request)
-        if request.leave_at:
-            self.cache.entrance.count_hit(request)
-            self.handover.leave(request)
-        else:
-            request.status = Status.FINISHED
-            self._tell_offer(request, Offer("", 0, b"", (), None, 0.0))
-        return True
-
-    def _forget_leaving(self, request: Request) -> None:
-        self.queues.forget(request)
-        self.counters.count_end("length")
-
-    def _tell_offer(self, request: Request, offer: Offer) -> None:
-        self._handed_over.append(
-            Progress(
-                request.id,
-                finish_reason="length",
-                num_cached_tokens=request.num_cached_tokens or 0,
-                offer=offer,
-            )
-        )
-
     def drain(self) -> tuple[list[Progress], dict[str, str]]:
         """Go on with hand-overs as far as steps that are over allow; after every ``schedule`` and ``update``.
 
         Returns:
             Progress of prompts that may be fetched elsewhere, and requests that failed, with the reason.
         """
-        if self.handover is not None:
-            self.handover.start()
-            for request, offer in self.handover.settled():
-                self._tell_offer(request, offer)
-        progress, self._handed_over = self._handed_over, []
-        failed, self._failed = self._failed, {}
-        return progress, failed
+        if self.received is None or self.prefilled is None:
+            return [], {}
+        failed = self.received.drain()
+        return self.prefilled.drain(), failed
 
     # -- learning what a step gave ------------------------------------------------------------
 
@@ -364,7 +294,8 @@ class Scheduler:
                     continue
             request.prompt_logprobs += chunk.prompt_logprobs
             if part.end == request.leave_at and request.status is Status.RUNNING:
-                self._lease(request)
+                assert self.prefilled is not None
+                self.prefilled.lease(request)
             if part.sample:
                 request.num_awaited -= 1
                 progress.append(self._take_tokens(request, chunk))
