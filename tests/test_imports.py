@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import graphlib
 import subprocess
 import sys
 from pathlib import Path
@@ -69,6 +70,15 @@ def test_core_imports_the_standard_library_alone():
             if top != "plait" and top not in sys.stdlib_module_names:
                 foreign.append(f"{path.name} imports {module}")
     assert not foreign
+
+
+def test_no_modules_of_the_core_import_each_other():
+    """Each can be read after those that it imports."""
+    imported = {
+        f"plait.core.{path.stem}": {name for name in imports_of(path) if name.startswith("plait.core.")}
+        for path in (ROOT / "core").glob("*.py")
+    }
+    assert len(list(graphlib.TopologicalSorter(imported).static_order())) == len(imported)
 
 
 def test_core_works_without_torch():

@@ -6,6 +6,16 @@ step moves cursors within one budget of tokens, and memory is taken as they move
 ``schedule`` may be called again before ``update``: the next step is planned on the cursors as they will
 stand, with awaited tokens in the place of those that are not sampled yet. What a step in flight turns out to
 have ended has then been launched once too often: its part of the later step is dropped.
+
+The parts, in the order in which a request meets them::
+
+    queues      who waits, runs, has landed or is leaving
+    gate        who of those that wait runs from this step on; with ``starts``, ``leaders`` and ``room``
+    received    prompts that another engine has computed
+    stepping    what running requests get of a step; with ``chunks``, and ``preemption`` when memory runs out
+    flight      steps that were launched
+    prefilled   prompts that are computed for another engine
+    endings     how requests end
 """
 
 from __future__ import annotations
@@ -16,9 +26,10 @@ from plait.core.arena import IntegrityError
 from plait.core.cache import Cache
 from plait.core.chunks import Chunks
 from plait.core.counters import SchedulerCounters
-from plait.core.draft import Draft
+from plait.core.draft import Draft, Planned
 from plait.core.endings import Endings
 from plait.core.flight import Flight
+from plait.core.gate import Gate
 from plait.core.handover import HandOver
 from plait.core.leaders import Leaders
 from plait.core.limits import Refused, SchedulerConfig, refuse_if_hopeless
@@ -31,12 +42,10 @@ from plait.core.queues import Queues
 from plait.core.received import Received
 from plait.core.request import Request, Status
 from plait.core.room import Room
+from plait.core.starts import Starts
 from plait.core.stepping import Stepping
 from plait.core.swap import SwapSpace
 from plait.core.tiers import Tiers
-
-MOST_FOLLOWERS = 64
-"""Most waiting requests that are passed over in a step since they follow a leader."""
 
 
 class Scheduler:
@@ -57,24 +66,24 @@ class Scheduler:
         self.handover = handover
         self.config = config
         self.pace = pace or Pace()
-        self.grid = cache.geometry.state_grid
-        config.check(self.grid)
-        self.chunks = Chunks(config, self.grid, self.pace)
-        self.queues = Queues(config.priorities)
-        self.counters = SchedulerCounters()
-        self.flight = Flight(cache, self.counters)
-        self.endings = Endings(cache, self.queues, self.counters, swap, handover)
-        self.preemption = Preemption(cache, self.queues, self.counters, swap)
-        self.stepping = Stepping(self.queues, cache.holdings, self.chunks, self.preemption)
-        self.room = Room(cache, self.queues, handover)
+        self.grid = grid = cache.geometry.state_grid
+        config.check(grid)
+        self.counters = counters = SchedulerCounters()
+        self.queues = queues = Queues(config.priorities)
+        self.flight = Flight(cache, counters)
+        self.endings = Endings(cache, queues, counters, swap, handover)
+        room = Room(cache, queues, handover)
         self.prefilled: Prefilled | None = None
         self.received: Received | None = None
         if handover is not None:
-            self.prefilled = Prefilled(cache, self.queues, self.room, self.counters, handover)
-            self.received = Received(
-                cache, self.queues, self.room, self.endings, handover, config.max_num_seqs
-            )
-        self.leaders = Leaders(cache, self.flight)
+            self.prefilled = Prefilled(cache, queues, room, counters, handover)
+            self.received = Received(cache, queues, room, self.endings, handover, config.max_num_seqs)
+        chunks = Chunks(config, grid, self.pace)
+        self.preemption = Preemption(cache, queues, counters, swap)
+        self.stepping = Stepping(queues, cache.holdings, chunks, self.preemption)
+        leaders = Leaders(cache, self.flight)
+        starts = Starts(cache, chunks, room, leaders, tiers, swap, self.prefilled)
+        self.gate = Gate(queues, starts, chunks, self.received, counters, config.max_num_seqs)
 
     # -- coming and going -------------------------------------------------------------------
 
@@ -149,7 +158,7 @@ class Scheduler:
         draft = Draft(self.cache.memory.launched + 1, self.config.max_num_batched_tokens)
         self.stepping.plan(draft)
         if not draft.preempted:
-            self._plan_waiting(draft)
+            self.gate.plan(draft)
         self.stepping.plan_left_out(draft)
         for part in draft.parts:
             part.exports = self.cache.publisher.exports(part.request, part.start, part.end)
@@ -158,99 +167,6 @@ class Scheduler:
         if not draft.parts and not self.cache.memory.copies:
             return None
         return self.flight.launch(draft, self.queues.take_ended())
-
-    def _plan_waiting(self, draft: Draft) -> None:
-        """Admit waiting requests in order while budget, ``max_num_seqs`` and memory allow.
-
-        One that follows a leader, or waits for a tier, is passed over; one that waits for memory holds up all
-        behind it. One whose prompt lies elsewhere needs no more than memory to begin, and then stands in
-        nobody's way.
-        """
-        self._plan_landed(draft)
-        at = followers = 0
-        while at < len(self.queues.waiting) and followers < MOST_FOLLOWERS:
-            request = self.queues.waiting[at]
-            if request.source is not None:
-                assert self.received is not None
-                if self.received.is_full:
-                    at += 1
-                elif not self.received.receive(request):
-                    return
-                continue
-            if len(self.queues.running) >= self.config.max_num_seqs or draft.left < 1:
-                return
-            count = self._resume(draft, request) if self._is_kept(request) else self._enter(draft, request)
-            if count is None:
-                if request.status is not Status.WAITING:
-                    continue  # nothing of it is to be computed here
-                at += 1
-                followers += 1
-                continue
-            if not count:
-                return
-            self._run(draft, request, count)
-
-    def _run(self, draft: Draft, request: Request, count: int) -> None:
-        """The request runs, from this step on."""
-        self.queues.run(request)
-        request.epoch += 1
-        self.counters.count_admission(request)
-        draft.admitted.append(request)
-        draft.add(request, count)
-
-    def _enter(self, draft: Draft, request: Request) -> int | None:
-        """Give the request what the cache has of it, and memory for a chunk.
-
-        Returns:
-            Tokens of the chunk; 0: it must wait for memory or budget; None: it waits for something else, and
-            nobody behind it waits, or it has left the queue.
-        """
-        if self.tiers is not None and self.tiers.holds_up(request, self.room.fits):
-            return None
-        match = self.cache.match(request)
-        start = match.position(self.cache.geometry.page_size)
-        if self.leaders.holds_up(draft, request, start):
-            return None
-        if request.leave_at is not None and start >= request.leave_at:
-            assert self.prefilled is not None
-            return None if self.prefilled.lease_at_once(request, match) else 0
-        count = self.chunks.count(draft, request, start)
-        if count < 1 or not self.room.fits(self.cache.pages_wanted(request, match)):
-            return 0
-        if not self.cache.entrance.admit(request, match):
-            return 0
-        if not self.cache.holdings.grow(request, start + count):
-            self.cache.holdings.release(request)
-            request.num_computed_tokens = request.num_committed_tokens = 0
-            return 0
-        self.cache.entrance.count_hit(request)
-        if self.tiers is not None:
-            self.tiers.used(request)
-        return count
-
-    def _is_kept(self, request: Request) -> bool:
-        return self.swap is not None and self.swap.is_usable(request)
-
-    def _resume(self, draft: Draft, request: Request) -> int | None:
-        """As ``_enter``, from the swap buffer."""
-        image = request.image
-        assert self.swap is not None
-        assert image is not None
-        if image.committed < image.cursor:
-            return None  # its last step is still in flight, and a token may come of it
-        count = self.chunks.count(draft, request, image.cursor)
-        if count < 1 or not self.room.fits(self.cache.geometry.pages_for(request.num_tokens)):
-            return 0
-        return count if self.swap.resume(request, image.cursor + count) else 0
-
-    def _plan_landed(self, draft: Draft) -> None:
-        """Prompts that came from elsewhere go on here, in order."""
-        while self.queues.landed and len(self.queues.running) < self.config.max_num_seqs:
-            request = self.queues.landed[0]
-            count = self.chunks.count(draft, request, request.num_computed_tokens)
-            if count < 1:
-                return
-            self._run(draft, request, count)
 
     def drain(self) -> tuple[list[Progress], dict[str, str]]:
         """Go on with hand-overs as far as steps that are over allow; after every ``schedule`` and ``update``.
@@ -280,18 +196,8 @@ class Scheduler:
         progress = []
         for part, chunk in zip(parts, result.results, strict=True):
             request = part.request
-            if not part.is_current:
-                self.cache.publisher.drop(part.exports)
-                if not part.is_awaited:
-                    continue
-                assert request.image is not None
-                request.image.committed = part.end  # swapped out: what came of its last steps is not lost
-            else:
-                request.num_committed_tokens = part.end
-                self.cache.publisher.commit(request, part.exports)
-                if request.status is Status.LEAVING:
-                    self.endings.leave(request)
-                    continue
+            if not self._take_in(part):
+                continue
             request.prompt_logprobs += chunk.prompt_logprobs
             if part.end == request.leave_at and request.status is Status.RUNNING:
                 assert self.prefilled is not None
@@ -300,6 +206,23 @@ class Scheduler:
                 request.num_awaited -= 1
                 progress.append(self._take_tokens(request, chunk))
         return progress
+
+    def _take_in(self, part: Planned) -> bool:
+        """Publish what a part has written, or drop it. Whether its request goes on with what it gave."""
+        request = part.request
+        if not part.is_current:
+            self.cache.publisher.drop(part.exports)
+            if not part.is_awaited:
+                return False
+            assert request.image is not None
+            request.image.committed = part.end  # swapped out: what came of its last steps is not lost
+            return True
+        request.num_committed_tokens = part.end
+        self.cache.publisher.commit(request, part.exports)
+        if request.status is Status.LEAVING:
+            self.endings.leave(request)
+            return False
+        return True
 
     def _take_tokens(self, request: Request, chunk: ChunkResult) -> Progress:
         progress = append_tokens(request, chunk)
@@ -316,11 +239,11 @@ class Scheduler:
         Raises:
             IntegrityError: one is broken.
         """
-        handover = self.handover
-        self.queues.check([] if handover is None else [r.request for r in handover.receiving.values()])
-        if len(self.queues.running) > self.config.max_num_seqs:
-            raise IntegrityError(f"{len(self.queues.running)} requests run")
-        holders = [*self.requests.values(), *self.queues.leaving]
+        handover, queues = self.handover, self.queues
+        queues.check([] if handover is None else [r.request for r in handover.receiving.values()])
+        if len(queues.running) > self.config.max_num_seqs:
+            raise IntegrityError(f"{len(queues.running)} requests run")
+        holders = [*queues.requests.values(), *queues.leaving]
         if handover is not None:
             handover.check()
             holders += handover.holders()
@@ -328,4 +251,4 @@ class Scheduler:
         if self.tiers is not None:
             self.tiers.check()
         if self.swap is not None:
-            self.swap.check(list(self.requests.values()))
+            self.swap.check(list(queues.requests.values()))
