@@ -12,7 +12,7 @@ from symbolic import Corruption, World, digests
 
 from plait.core.plan import Kind
 from plait.core.snapshots import SnapshotKind
-from plait.core.tiers import Item, Moved, Name
+from plait.core.tier import Item, Moved, Name
 
 
 class SymbolicTier:
