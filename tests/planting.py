@@ -16,6 +16,6 @@ def plant(monkeypatch: pytest.MonkeyPatch, *bugs: type) -> None:
             for name, module in list(sys.modules.items())
             if name.startswith(("plait.core.", "symbolic")) and vars(module).get(part.__name__) is part
         ]
-        assert len(places) > 1, f"nobody builds a {part.__name__}"
+        assert places, f"nobody knows a {part.__name__}"
         for module in places:
             monkeypatch.setattr(module, part.__name__, bug)
