@@ -12,7 +12,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from symbolic import Corruption, Driven, SymbolicWorker, World
+from symbolic import Corruption, SymbolicWorker
+from symbolic_world import Driven, World
 
 from plait.core.geometry import Geometry
 from plait.core.handover import HandOver, HandOverConfig

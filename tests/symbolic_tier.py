@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from array import array
 
-from symbolic import Corruption, World, digests
+from symbolic import Corruption, digests
+from symbolic_world import World
 
 from plait.core.plan import Kind
 from plait.core.snapshots import SnapshotKind

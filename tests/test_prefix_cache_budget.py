@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
-from symbolic import World
+from symbolic_world import World
 
 from plait.core.tree import branches
 

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import pytest
 from planting import plant
-from symbolic import Corruption, World
+from symbolic import Corruption
+from symbolic_world import World
 
 from plait.core.arena import ArenaBook, IntegrityError
 from plait.core.chunks import Chunks

@@ -10,9 +10,10 @@ from collections import Counter
 
 import pytest
 from planting import plant
-from symbolic import Corruption, SymbolicWorker, World, answer
+from symbolic import Corruption, SymbolicWorker, answer
 from symbolic_pair import Job, Link, Pair
 from symbolic_tier import SymbolicTier
+from symbolic_world import World
 
 from plait.core.arena import IntegrityError
 from plait.core.cache import Cache

@@ -11,8 +11,9 @@ from typing import ClassVar
 
 import pytest
 from planting import plant
-from symbolic import Corruption, SymbolicWorker, World, answer
+from symbolic import Corruption, SymbolicWorker, answer
 from symbolic_tier import SymbolicTier
+from symbolic_world import World
 
 from plait.core.cache import Cache
 from plait.core.geometry import Geometry

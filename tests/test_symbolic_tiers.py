@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import pytest
 from planting import plant
-from symbolic import Corruption, World
+from symbolic import Corruption
 from symbolic_tier import SymbolicTier
+from symbolic_world import World
 
 from plait.core.pins import Pins
 from plait.core.tiers import Spill, Tiers
