@@ -12,10 +12,12 @@ from dataclasses import dataclass
 from plait.core.cache import Cache
 from plait.core.eviction import EvictionQueue
 from plait.core.geometry import Geometry
+from plait.core.leaves import Leaves
+from plait.core.limits import SchedulerConfig
 from plait.core.plan import ChunkResult, StepResult
 from plait.core.request import Request
 from plait.core.sampling_params import SamplingParams
-from plait.core.scheduler import Scheduler, SchedulerConfig
+from plait.core.scheduler import Scheduler
 from plait.core.snapshots import SnapshotKind, SnapshotPolicy
 
 THINKING = 40
@@ -81,11 +83,11 @@ class TailsOnly(SnapshotPolicy):
         return ((p, kind) for p, kind in sorted(marks.items()) if start < p <= end)
 
 
-class PlainCache(Cache):
+class NoLeaves(Leaves):
     """Keeps nothing of where answers end."""
 
     def retire(self, request):
-        self.release(request)
+        self.holdings.release(request)
 
 
 def replay(turns: list[Turn], geometry: Geometry, *, plain: bool = False) -> tuple[int, Scheduler]:
@@ -93,9 +95,10 @@ def replay(turns: list[Turn], geometry: Geometry, *, plain: bool = False) -> tup
     policy = SnapshotPolicy.of(geometry)
     if plain:
         policy = TailsOnly(policy.interval, policy.grid)
-    cache = (PlainCache if plain else Cache)(geometry, policy)
+    cache = Cache(geometry, policy)
     if plain:
-        cache.queue = LastUsedFirstOut(geometry)
+        cache.leaves = NoLeaves(cache.holdings, cache.reuse)
+        cache.store.queue = LastUsedFirstOut(geometry)
     scheduler = Scheduler(cache, SchedulerConfig(512, 8, 100_000))
     cached = 0
     for i, turn in enumerate(turns):

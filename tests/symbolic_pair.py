@@ -12,13 +12,14 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from symbolic import Corruption, SymbolicWorker, World
+from symbolic import Corruption, SymbolicWorker
+from symbolic_world import Driven, World
 
-from plait.core.cache import Cache
 from plait.core.geometry import Geometry
 from plait.core.handover import HandOver, HandOverConfig
+from plait.core.limits import Refused, SchedulerConfig
 from plait.core.orders import Arrived, Broken, Fetch, Offer, Report, Returned, Source
-from plait.core.scheduler import Progress, Refused, Scheduler
+from plait.core.progress import Progress
 from plait.core.swap import SwapSpace
 from plait.core.tiers import Tiers
 
@@ -128,25 +129,20 @@ class End(World):
     """One of the two engines: of the same model as the other, with a memory of its own size."""
 
     side = 0
-    make_handover: type[HandOver] = HandOver
-    make_link: type[Link] = Link
     policy = HandOverConfig(fetch_seconds=25)
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def assemble(self, config: SchedulerConfig, sharing: dict[str, bool]) -> None:
         self.rng = random.Random(self.seed * 2 + self.side)
-        g, config = self.geometry, self.scheduler.config
+        g = self.geometry
         slabs = self.rng.choice([8, 14, 30, 90]) * (3 if g.slab_pages == 1 else 1)
         self.geometry = Geometry(g.page_size, g.page_bytes, g.state_bytes, g.state_grid, slabs * g.slab_bytes)
-        self.cache = self.make_cache(
-            self.geometry, enabled=self.cache.enabled, row_invariant=self.cache.row_invariant
-        )
-        self.worker = SymbolicWorker(self.geometry)
-        self.link = self.make_link(self.worker, self.rng)
+        super().assemble(config, sharing)
+
+    def join_handover(self) -> HandOver:
+        self.link = Link(self.worker, self.rng)
         self.now = 0.0
-        self.handover = self.make_handover(self.cache, self.link, self.policy, clock=lambda: self.now)
-        self.scheduler = self.make_scheduler(self.cache, config, handover=self.handover)
-        self.join_others()
+        self.handover = HandOver(self.cache, self.link, self.policy, clock=lambda: self.now)
+        return self.handover
 
     def drain_handover(self) -> tuple[list[Progress], dict[str, str]]:
         return self.scheduler.drain()
@@ -161,15 +157,11 @@ class Decoder(End):
 
 
 @dataclass
-class Pair:
+class Pair(Driven):
     """Both engines, their clients and a router, driven by one random seed."""
 
     seed: int
     depth: int = 1
-    make_cache: type[Cache] = Cache
-    make_scheduler: type[Scheduler] = Scheduler
-    make_handover: type[HandOver] = HandOver
-    make_link: type[Link] = Link
     policy: HandOverConfig = End.policy
     make_swap: type[SwapSpace] | None = None
     make_tiers: Callable[[World], Tiers] | None = None
@@ -185,15 +177,12 @@ class Pair:
     def __post_init__(self) -> None:
         self.rng = random.Random(self.seed)
         common = {
-            "depth": self.depth, "make_cache": self.make_cache, "make_scheduler": self.make_scheduler,
-            "cancel_rate": 0.0, "make_swap": self.make_swap, "make_tiers": self.make_tiers,
+            "depth": self.depth, "cancel_rate": 0.0, "make_swap": self.make_swap,
+            "make_tiers": self.make_tiers,
         }  # fmt: skip
         ends = []
         for kind in (Prefiller, Decoder):
-            chosen = {
-                "make_handover": self.make_handover, "make_link": self.make_link, "policy": self.policy,
-                "answer_lengths": list(self.answer_lengths),
-            }  # fmt: skip
+            chosen = {"policy": self.policy, "answer_lengths": list(self.answer_lengths)}
             ends.append(type(kind.__name__, (kind,), chosen)(self.seed, **common))
         self.prefiller, self.decoder = ends
         self.prefiller.link.peer, self.decoder.link.peer = self.decoder.link, self.prefiller.link
@@ -262,22 +251,14 @@ class Pair:
     # -- time -------------------------------------------------------------------------------
 
     def step(self, end: End) -> None:
-        rng = self.rng
-        end.tick_tier()
-        if end.in_flight < end.depth and (not end.in_flight or rng.random() < 0.7):
-            end.launch()
-        elif end.launched and rng.random() < 0.5:
-            end.run_one()
-        elif end.in_flight:
-            end.land()
+        end.advance(self.rng)
         self.hand_on(end)
-        if self.check_every and rng.randrange(self.check_every) == 0:
-            end.scheduler.check()
+        end.recount(self.rng, self.check_every)
 
     def hand_on(self, end: End) -> None:
         for request in end.handover.receiving.values():
             self.seen.add("partly known" if request.request.nodes else "all fetched")
-        if end.scheduler.landed:
+        if end.scheduler.queues.landed:
             self.seen.add("landed in a queue")
         progress, failed = end.drain_handover()
         for one in progress:
@@ -308,17 +289,7 @@ class Pair:
     def steps(self) -> int:
         return self.prefiller.steps + self.decoder.steps
 
-    def run(self, steps: int) -> None:
-        ticks = 0
-        while self.steps < steps:
-            self.tick()
-            ticks += 1
-            if ticks > 1000 + 100 * steps:
-                raise AssertionError("requests wait and nothing is scheduled")
-        self.drain()
-
     def drain(self) -> None:
-        """No more arrivals: everything ends, and all memory returns."""
         ends = (self.prefiller, self.decoder)
         for end in ends:
             while end.loans:

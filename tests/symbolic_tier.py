@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from array import array
 
-from symbolic import Corruption, World, digests
+from symbolic import Corruption, digests
+from symbolic_world import World
 
 from plait.core.plan import Kind
 from plait.core.snapshots import SnapshotKind
-from plait.core.tiers import Item, Moved, Name
+from plait.core.tier import Item, Moved, Name
 
 
 class SymbolicTier:

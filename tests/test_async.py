@@ -194,7 +194,7 @@ def test_the_next_step_is_launched_before_this_one_is_waited_for() -> None:
         one.add("a", [5, 6, 7], SamplingParams(temperature=0, ignore_eos=True), seed=0, max_tokens=9)
         for _ in range(4):
             assert len(one.step().progress) == 1
-            assert len(one.scheduler.in_flight) == in_flight
+            assert len(one.scheduler.flight) == in_flight
         while one.has_work:
             one.step()
         assert one.scheduler.counters.steps == 9

@@ -17,10 +17,11 @@ from offline import make_core, run
 
 from plait.core.cache import Cache
 from plait.core.geometry import Geometry
+from plait.core.limits import SchedulerConfig
 from plait.core.plan import ChunkResult, Kind, StepPlan, StepResult
 from plait.core.request import Request
 from plait.core.sampling_params import SamplingParams
-from plait.core.scheduler import Scheduler, SchedulerConfig
+from plait.core.scheduler import Scheduler
 from plait.engine.core import EngineCore
 from plait.engine.stats import EngineStats
 from plait.worker.runner import PreparedStep

@@ -10,8 +10,8 @@ from checkpoints import VOCAB, checkpoint
 from offline import make_core, run
 
 from plait.config import ConfigError, EngineArgs
+from plait.core.limits import Refused
 from plait.core.sampling_params import SamplingParams
-from plait.core.scheduler import Refused
 from plait.engine.explain import explain
 from plait.engine.resolve import load_worker, resolve
 from plait.engine.sharing import MemoryPlan, finish, fit, memory_decisions, sequences_that_fit
@@ -47,7 +47,7 @@ def test_unmarked_siblings(page_size, interval):
     shared = tokens(1500)
     prompts = [shared + tokens(500, seed) for seed in range(1, 5)]
     _, second, third, fourth = run(core, prompts, ONE, at_once=1)
-    interval = core.scheduler.cache.policy.interval
+    interval = core.scheduler.cache.reuse.policy.interval
     assert 1500 - second.num_cached_tokens <= interval + page_size
     assert second.num_cached_tokens >= 1500 // interval * interval
     assert third.num_cached_tokens == fourth.num_cached_tokens == 1500 // page_size * page_size
@@ -103,7 +103,7 @@ def test_more_sequences_than_memory(states):
     while core.has_work:
         for p in core.step().progress:
             done.setdefault(p.request_id, []).extend(p.tokens)
-        most = max(most, len(core.scheduler.running))
+        most = max(most, len(core.scheduler.queues.running))
         core.scheduler.check()
     assert len(done) == len(prompts)
     assert all(len(answer) == 4 for answer in done.values())

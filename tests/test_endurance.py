@@ -76,7 +76,7 @@ class Crowd:
         assert not {**outcome.failed, **outcome.refused}
         for progress in outcome.progress:
             self.take(progress)
-        if self.core.scheduler.waiting:
+        if self.core.scheduler.queues.waiting:
             self.look()
 
     def take(self, progress: Any) -> None:
@@ -142,8 +142,9 @@ def nothing_is_held(core: EngineCore) -> None:
     usage = core.scheduler.cache.usage()
     assert usage["pages_free"] == usage["pages_total"]
     assert not core.scheduler.requests
-    assert not core.scheduler.in_flight
-    assert core.scheduler.cache.num_snapshots == core.scheduler.cache.num_pending == 0
+    assert not core.scheduler.flight
+    cache = core.scheduler.cache
+    assert cache.store.num_snapshots == cache.publisher.num_pending == 0
     core.scheduler.check()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -71,6 +72,20 @@ def test_core_imports_the_standard_library_alone():
     assert not foreign
 
 
+def test_the_core_reads_from_below():
+    """The table in docs/design.md has each of its files, behind all that the file imports."""
+    page = (ROOT.parent / "docs" / "design.md").read_text()
+    table = page[page.index("| part | files of `core/` |") :].split("\n\n")[0]
+    order = [name for row in table.splitlines()[2:] for name in re.findall(r"`(\w+)`", row)]
+    assert sorted(order) == sorted(p.stem for p in (ROOT / "core").glob("*.py") if p.stem != "__init__")
+    wrong = []
+    for place, name in enumerate(order):
+        below = {f"plait.core.{other}" for other in order[:place]}
+        core = {module for module in imports_of(ROOT / "core" / f"{name}.py") if part_of(module) == "core"}
+        wrong += [f"{name} imports {module}, which comes later" for module in core - below]
+    assert not wrong
+
+
 def test_core_works_without_torch():
     """Every third-party import fails, and the scheduler still plans a step."""
     program = f"""
@@ -86,7 +101,8 @@ from plait.core.cache import Cache
 from plait.core.geometry import Geometry
 from plait.core.request import Request
 from plait.core.sampling_params import SamplingParams
-from plait.core.scheduler import Scheduler, SchedulerConfig
+from plait.core.limits import SchedulerConfig
+from plait.core.scheduler import Scheduler
 scheduler = Scheduler(Cache(Geometry(16, 64, 640, 1, 64000)), SchedulerConfig(64, 4, 100))
 scheduler.add(Request("a", [1, 2, 3], 3, SamplingParams(), 0, 4))
 assert scheduler.schedule().num_tokens == 3

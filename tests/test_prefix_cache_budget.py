@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
-from symbolic import World
+from symbolic_world import World
 
 from plait.core.tree import branches
 
@@ -19,12 +19,12 @@ class Bounded(World):
     def __post_init__(self) -> None:
         super().__post_init__()
         arena = self.geometry.num_slabs * self.geometry.slab_bytes
-        self.cache.budget = self.rng.choice([0, 300, arena // 10, arena // 3])
+        self.cache.store.budget = self.rng.choice([0, 300, arena // 10, arena // 3])
 
     def tick(self) -> None:
         super().tick()
-        self.worst = max(self.worst, self.cache.cached_bytes)
-        assert self.cache.cached_bytes <= self.cache.budget
+        self.worst = max(self.worst, self.cache.store.cached_bytes)
+        assert self.cache.store.cached_bytes <= self.cache.store.budget
         tree_is_sound(self)
 
 
@@ -65,7 +65,7 @@ def test_the_budget_holds_at_every_moment():
 @pytest.mark.parametrize("budget", [0, 10**12])
 def test_without_room_nothing_is_kept_and_without_bound_everything(budget):
     world = World(3, check_every=1)
-    world.cache.budget = budget
+    world.cache.store.budget = budget
     world.run(150)
-    assert (world.cache.cached_bytes == 0) == (budget == 0)
+    assert (world.cache.store.cached_bytes == 0) == (budget == 0)
     assert bool(branches(world.cache, 100)) == (budget > 0)

@@ -7,11 +7,12 @@ import pytest
 from plait.core.arena import IntegrityError
 from plait.core.cache import Cache
 from plait.core.geometry import Geometry
+from plait.core.limits import Refused, SchedulerConfig
 from plait.core.pace import Pace, StepTimeModel, pairs
 from plait.core.plan import ChunkResult, StepResult
 from plait.core.request import Request, Status
 from plait.core.sampling_params import SamplingParams
-from plait.core.scheduler import Refused, Scheduler, SchedulerConfig
+from plait.core.scheduler import Scheduler
 
 PAGE = 4
 
@@ -158,7 +159,7 @@ def test_admission_waits_for_what_running_prompts_still_need():
     add(scheduler, "a", 36, max_tokens=2)
     add(scheduler, "b", [*range(50, 62)], max_tokens=2)
     step(scheduler)
-    assert [r.id for r in scheduler.running] == ["a"]  # nine pages and a slot are spoken for
+    assert [r.id for r in scheduler.queues.running] == ["a"]  # nine pages and a slot are spoken for
     while scheduler.has_work:
         step(scheduler)
     assert scheduler.counters.preemptions == 0

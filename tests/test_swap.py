@@ -113,7 +113,7 @@ def test_the_latest_and_least_urgent_is_the_victim():
 
     def watch(request):
         victims.append((request.priority, request.arrival))
-        assert all(victims[-1] >= (other.priority, other.arrival) for other in core.scheduler.running)
+        assert all(victims[-1] >= (other.priority, other.arrival) for other in core.scheduler.queues.running)
         keep(request)
 
     core.swap.keep = watch
@@ -131,7 +131,7 @@ def test_cancelled_while_swapped_out():
     cancelled = 0
     while core.has_work:
         core.step()
-        for request in list(core.scheduler.waiting):
+        for request in list(core.scheduler.queues.waiting):
             if request.image is not None and cancelled < 3:
                 core.cancel(request.id)
                 cancelled += 1

@@ -6,13 +6,19 @@ The second half plants bugs on purpose: each must be caught, or the test proves 
 from __future__ import annotations
 
 import pytest
-from symbolic import Corruption, World
+from planting import plant
+from symbolic import Corruption
+from symbolic_world import World
 
 from plait.core.arena import ArenaBook, IntegrityError
-from plait.core.cache import Cache
-from plait.core.plan import Kind
+from plait.core.chunks import Chunks
+from plait.core.entrance import Entrance
+from plait.core.holdings import Holdings
+from plait.core.leaves import Leaves
+from plait.core.memory import Memory
+from plait.core.publishing import Publisher
 from plait.core.request import PendingExport
-from plait.core.scheduler import Scheduler
+from plait.core.stepping import Stepping
 
 STEPS = 100_000
 WORLDS = 80
@@ -44,73 +50,63 @@ def test_no_schedule_corrupts_memory():
 # -- planted bugs -------------------------------------------------------------------------------
 
 
-class LeakyCache(Cache):
+class Leaky(Holdings):
     """Forgets the last page of a request that ends."""
 
     def release(self, request):
-        del request.pages[len(request.nodes) :][-1:]
         if len(request.pages) > len(request.nodes):
             request.pages.pop()
         super().release(request)
 
 
-class DoubleFreeCache(Cache):
+class DoubleFree(Holdings):
     """Gives the slot (or the first page) of an ended request back twice."""
 
     def release(self, request):
         held = request.slot or (request.pages[0] if request.pages else None)
         super().release(request)
-        if held is not None and not held.refs and not held.cached and self.launched % 7 == 0:
-            self.book.give(held, self.fence)
+        if held is not None and not held.refs and not held.cached and self.memory.launched % 7 == 0:
+            self.memory.give(held)
 
 
-class FreesWhileReadCache(Cache):
+class FreesWhileRead(Entrance):
     """Takes over found pages without holding the last: it can be evicted under the reader."""
 
     def admit(self, request, match):
         done = super().admit(request, match)
         if done and request.pages:
-            page, node = request.pages[-1], request.nodes[-1]
-            page.refs += 1
-            self._drop_page(page, node)
-            page.refs -= 1
-            self._referenced[Kind.PAGE] -= page.refs == 0
+            self.memory.drop(request.pages[-1])
+            node = request.nodes[-1]
             node.queued = False
-            self.queue.add_page(node)
+            self.store.queue.add_page(node)
         return done
 
 
-class WrongPositionCache(Cache):
+class WrongPosition(Publisher):
     """Publishes the snapshot of one page later under this page's key."""
 
     def commit(self, request, exports):
-        late = self.policy.grid
+        late = self.reuse.policy.grid
         moved = [PendingExport(max(late, e.position - late), e.state, e.kind) for e in exports]
         super().commit(request, moved)
 
 
-class EarlyLoanBook(ArenaBook):
+class EarlyLoan(ArenaBook):
     """Lends memory without waiting for the steps in flight."""
 
     def _is_over(self, kind, index):
         return True
 
 
-class EarlyLoanCache(Cache):
-    def __init__(self, *args, **kwargs):
-        super().__init__(*args, **kwargs)
-        self.book = EarlyLoanBook(self.geometry)
-
-
-class NoFenceCache(Cache):
+class NoFence(Memory):
     """Gives memory back as if the step in flight, which still writes it, were over."""
 
     @property
     def fence(self):
-        return self.book.completed
+        return self.completed
 
 
-class EarlyLeafCache(Cache):
+class EarlyLeaf(Leaves):
     """Publishes the slot of an ended request at once, while a step in flight moves it on."""
 
     def must_wait(self, request):
@@ -118,7 +114,7 @@ class EarlyLeafCache(Cache):
         return False
 
 
-class MovedLeafCache(Cache):
+class MovedLeaf(Leaves):
     """Waits for the step in flight, but takes the slot for the state before it."""
 
     def _leave_leaf(self, request, end):
@@ -126,37 +122,37 @@ class MovedLeafCache(Cache):
         super()._leave_leaf(request, end - 1 if moved else end)
 
 
-class EndlessScheduler(Scheduler):
+class Endless(Stepping):
     """Launches a request whose last token is awaited."""
 
-    def _plan_running(self, draft):
-        for request in self.running:
+    def plan(self, draft):
+        for request in self.queues.running:
             request.max_tokens += 1
-        super()._plan_running(draft)
-        for request in self.requests.values():
+        super().plan(draft)
+        for request in self.queues.requests.values():
             request.max_tokens = request.params.max_tokens
 
 
-class OffGridScheduler(Scheduler):
+class OffGrid(Chunks):
     """Ends chunks wherever the budget does."""
 
-    def _chunk(self, draft, request, start):
+    def count(self, draft, request, start):
         return min(request.num_tokens - start, max(draft.left, 0))
 
 
 @pytest.mark.parametrize(
-    ("bug", "caught_by"),
+    ("bug", "settings", "caught_by"),
     [
-        ({"make_cache": LeakyCache}, (IntegrityError, AssertionError)),
-        ({"make_cache": DoubleFreeCache}, IntegrityError),
-        ({"make_cache": FreesWhileReadCache}, Corruption),
-        ({"make_cache": WrongPositionCache}, Corruption),
-        ({"make_cache": EarlyLoanCache, "depth": 3, "cancel_rate": 0.2}, Corruption),
-        ({"make_cache": NoFenceCache, "depth": 2, "cancel_rate": 0.2}, Corruption),
-        ({"make_cache": EarlyLeafCache, "depth": 2}, Corruption),
-        ({"make_cache": MovedLeafCache, "depth": 2}, Corruption),
-        ({"make_scheduler": EndlessScheduler, "depth": 2}, Corruption),
-        ({"make_scheduler": OffGridScheduler}, Corruption),
+        (Leaky, {}, (IntegrityError, AssertionError)),
+        (DoubleFree, {}, IntegrityError),
+        (FreesWhileRead, {}, Corruption),
+        (WrongPosition, {}, Corruption),
+        (EarlyLoan, {"depth": 3, "cancel_rate": 0.2}, Corruption),
+        (NoFence, {"depth": 2, "cancel_rate": 0.2}, Corruption),
+        (EarlyLeaf, {"depth": 2}, Corruption),
+        (MovedLeaf, {"depth": 2}, Corruption),
+        (Endless, {"depth": 2}, Corruption),
+        (OffGrid, {}, Corruption),
     ],
     ids=[
         "leak",
@@ -171,11 +167,12 @@ class OffGridScheduler(Scheduler):
         "off-grid",
     ],
 )
-def test_planted_bug_is_caught(bug, caught_by):
+def test_planted_bug_is_caught(monkeypatch, bug, settings, caught_by):
     """Each in the first worlds; where reads can tell, without the integrity check's help."""
+    plant(monkeypatch, bug)
     check_every = 0 if caught_by is Corruption else 1
     for seed in range(40):
-        world = World(seed, check_every=check_every, **bug)
+        world = World(seed, check_every=check_every, **settings)
         try:
             world.run(400)
         except caught_by:

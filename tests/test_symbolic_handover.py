@@ -9,19 +9,24 @@ import random
 from collections import Counter
 
 import pytest
-from symbolic import Corruption, SymbolicWorker, World, answer
+from planting import plant
+from symbolic import Corruption, SymbolicWorker, answer
 from symbolic_pair import Job, Link, Pair
 from symbolic_tier import SymbolicTier
+from symbolic_world import World
 
 from plait.core.arena import IntegrityError
 from plait.core.cache import Cache
+from plait.core.entrance import Entrance
 from plait.core.geometry import Geometry
 from plait.core.handover import HandOver, HandOverConfig
+from plait.core.limits import SchedulerConfig
+from plait.core.loans import Loans
 from plait.core.orders import Arrived, Source
 from plait.core.plan import Copy, Kind
 from plait.core.request import Request, Status
 from plait.core.sampling_params import SamplingParams
-from plait.core.scheduler import Scheduler, SchedulerConfig
+from plait.core.scheduler import Scheduler
 from plait.core.swap import SwapSpace
 from plait.core.tiers import Tiers
 
@@ -116,7 +121,7 @@ def test_a_prompt_that_came_is_swapped_out_and_comes_back():
     decoder.add(request)
     while request.status is not Status.LANDED:
         step()
-    decoder._preempt(request)
+    decoder.preemption.preempt(request)
     assert request.image.cursor == 21
     decoder.cancel("busy")
     computed = decoder.counters.computed_tokens
@@ -180,7 +185,7 @@ class EagerHandOver(HandOver):
         super().start()
 
 
-class InitialisingCache(Cache):
+class Initialising(Entrance):
     """Fills the slot with the state it knows, at the head of the next plan: that may run when the data of the
     fetch has arrived already."""
 
@@ -188,25 +193,27 @@ class InitialisingCache(Cache):
         units = super().receive(request, known)
         snapshots = [node.snapshot for node in known if node.snapshot is not None]
         if units and snapshots:
-            self.copies.append(Copy(Kind.STATE, snapshots[-1].index, request.slot.index))
+            self.memory.copies.append(Copy(Kind.STATE, snapshots[-1].index, request.slot.index))
         return units
 
 
-class ZeroingCache(Cache):
+class Zeroing(Entrance):
     """Initialises the last page, from whatever page there is, in the same way."""
 
     def receive(self, request, known):
         units = super().receive(request, known)
         if units and known:
-            self.copies.append(Copy(Kind.PAGE, known[0].page.index, request.pages[len(known)].index))
+            self.memory.copies.append(Copy(Kind.PAGE, known[0].page.index, request.pages[len(known)].index))
         return units
 
 
-class ForgetfulCache(Cache):
+class Forgetful(Loans):
     """Uses the memory of a fetch that timed out at once."""
 
     def quarantine(self, units):
-        self.return_pinned(units)
+        for unit in units:
+            unit.pins = 0
+            self.memory.release(unit)
 
     def end_quarantine(self, units):
         pass
@@ -219,7 +226,7 @@ class GenerousHandOver(HandOver):
         offers = super().settled()
         for request, _ in offers:
             self._pin(request, -1)
-            self.cache.release(request)
+            self.cache.holdings.release(request)
         return offers
 
     def _end_lease(self, request, reason):
@@ -252,22 +259,23 @@ class TrustingLink(Link):
 
 
 RACES = {
-    "slot-given-before-the-fence": {"make_handover": EagerHandOver, "depth": 3},
-    "state-initialised-after-arrival": {"make_cache": InitialisingCache, "depth": 3},
-    "page-initialised-after-arrival": {"make_cache": ZeroingCache, "depth": 3},
-    "quarantined-page-reused": {"make_cache": ForgetfulCache},
-    "lease-not-kept": {"make_handover": GenerousHandOver},
-    "offered-before-copies-are-over": {"make_handover": HastyHandOver, "depth": 3},
-    "leased-unit-moves": {"make_handover": LooseHandOver},
-    "lease-not-verified": {"make_link": TrustingLink},
+    "slot-given-before-the-fence": (EagerHandOver, 3),
+    "state-initialised-after-arrival": (Initialising, 3),
+    "page-initialised-after-arrival": (Zeroing, 3),
+    "quarantined-page-reused": (Forgetful, 1),
+    "lease-not-kept": (GenerousHandOver, 1),
+    "offered-before-copies-are-over": (HastyHandOver, 3),
+    "leased-unit-moves": (LooseHandOver, 1),
+    "lease-not-verified": (TrustingLink, 1),
 }
 
 
-@pytest.mark.parametrize("race", RACES)
-def test_planted_race_is_caught(race):
+@pytest.mark.parametrize(("race", "depth"), RACES.values(), ids=RACES)
+def test_planted_race_is_caught(monkeypatch, race, depth):
     """By a read that finds what it should not, without the integrity check's help."""
+    plant(monkeypatch, race)
     for seed in range(60):
-        pair = Pair(seed, check_every=0, cancel_rate=0.05, **RACES[race])
+        pair = Pair(seed, depth, check_every=0, cancel_rate=0.05)
         try:
             pair.run(400)
         except Corruption:

@@ -7,19 +7,22 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import ClassVar
 
 import pytest
-from symbolic import Corruption, SymbolicWorker, World, answer
+from planting import plant
+from symbolic import Corruption, SymbolicWorker, answer
 from symbolic_tier import SymbolicTier
+from symbolic_world import World
 
 from plait.core.cache import Cache
 from plait.core.geometry import Geometry
+from plait.core.limits import SchedulerConfig
+from plait.core.memory import Memory
 from plait.core.plan import Way
 from plait.core.request import Request
 from plait.core.sampling_params import SamplingParams
-from plait.core.scheduler import Scheduler, SchedulerConfig
+from plait.core.scheduler import Scheduler
 from plait.core.swap import SwapSpace
 from plait.core.tiers import Tiers
 
@@ -31,11 +34,11 @@ class BusyWorld(World):
     """Many requests at once with long answers, so that they are preempted all the time."""
 
     answer_lengths: ClassVar[list[int]] = [8, 40, 80]
+    sequences: ClassVar[list[int]] = [40] * 4
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.scheduler.config = replace(self.scheduler.config, max_num_seqs=40)
-        self.cache.budget = self.rng.choice([None, None, 0])  # with 0, what was shared is soon lost
+        self.cache.store.budget = self.rng.choice([None, None, 0])  # with 0, what was shared is soon lost
 
 
 def worlds(count: int, **settings) -> Iterator[BusyWorld]:
@@ -92,7 +95,7 @@ def test_pages_that_others_held(state_bytes, elder_ends):
             step()
     younger = scheduler.requests["younger"]
     assert [page.refs for page in younger.pages] == [2, 2, 2, 2, 2, 1, 1]
-    scheduler._preempt(younger)
+    scheduler.preemption.preempt(younger)
     assert list(younger.image.pages) == [5, 6]
     if elder_ends:
         scheduler.cancel("elder")
@@ -110,9 +113,9 @@ class EarlyImage(SwapSpace):
     """Copies the request's memory before the moves that are on their way."""
 
     def keep(self, request):
-        before = len(self.cache.copies)
+        before = len(self.cache.memory.copies)
         super().keep(request)
-        copies = self.cache.copies
+        copies = self.cache.memory.copies
         copies[:] = copies[before:] + copies[:before]
 
 
@@ -158,27 +161,27 @@ class SharedLeftOut(SwapSpace):
         super()._give(list({id(unit): unit for unit in units}.values()))
 
 
-class LateCopies(Scheduler):
+class LateCopies(Memory):
     """Freezes the plan before what was swapped out is copied: the copies come one step later."""
 
-    def _launch(self, draft):
-        late = [copy for copy in self.cache.copies if copy.way is Way.OUT]
-        self.cache.copies[:] = [copy for copy in self.cache.copies if copy.way is not Way.OUT]
-        plan = super()._launch(draft)
-        self.cache.copies += late
-        return plan
+    def launch(self, step):
+        late = [copy for copy in self.copies if copy.way is Way.OUT]
+        self.copies[:] = [copy for copy in self.copies if copy.way is not Way.OUT]
+        copies = super().launch(step)
+        self.copies += late
+        return copies
 
 
 class LostToken(Scheduler):
     """Drops the token that a request's last step gave after it was swapped out."""
 
     def update(self, plan, result, seconds=None):
-        kept = {r.id: r.image for r in self.waiting if r.image is not None}
-        for request in self.waiting:
+        kept = {r.id: r.image for r in self.queues.waiting if r.image is not None}
+        for request in self.queues.waiting:
             if request.id in kept:
                 request.image.epoch = -1
         progress = super().update(plan, result, seconds)
-        for request in self.waiting:
+        for request in self.queues.waiting:
             if request.id in kept and request.image is not None:
                 request.image.committed = request.image.cursor
         return progress
@@ -187,19 +190,22 @@ class LostToken(Scheduler):
 @pytest.mark.parametrize(
     ("bug", "sign"),
     [
-        ({"make_swap": EarlyImage}, ""),
-        ({"make_swap": ReusedImage}, ""),
-        ({"make_swap": WrongCursor}, ""),
-        ({"make_swap": SharedLeftOut}, ""),
-        ({"make_scheduler": LateCopies}, ""),
-        ({"make_scheduler": LostToken}, "nothing is scheduled"),
+        (EarlyImage, ""),
+        (ReusedImage, ""),
+        (WrongCursor, ""),
+        (SharedLeftOut, ""),
+        (LateCopies, ""),
+        (LostToken, "nothing is scheduled"),
     ],
     ids=["before-the-moves", "buffer-reused", "another-position", "shared-page-lost", "copied-late",
          "lost-token"],
 )  # fmt: skip
-def test_planted_bug_is_caught(bug, sign):
+def test_planted_bug_is_caught(monkeypatch, bug, sign):
     """By what is read, or by the given sign."""
-    for world in worlds(100, **{"check_every": 0, "make_swap": SwapSpace} | bug):
+    swap = bug if issubclass(bug, SwapSpace) else SwapSpace
+    if swap is SwapSpace:
+        plant(monkeypatch, bug)
+    for world in worlds(100, check_every=0, make_swap=swap):
         try:
             world.run(200 if world.seed % 2 else 400)
         except AssertionError as fault:

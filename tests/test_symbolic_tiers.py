@@ -6,10 +6,12 @@ The second half plants races on purpose: each must be caught, or the test proves
 from __future__ import annotations
 
 import pytest
-from symbolic import Corruption, World
+from planting import plant
+from symbolic import Corruption
 from symbolic_tier import SymbolicTier
+from symbolic_world import World
 
-from plait.core.cache import Cache
+from plait.core.pins import Pins
 from plait.core.tiers import Spill, Tiers
 
 STEPS = 12_000
@@ -45,17 +47,17 @@ def test_no_transfer_corrupts_memory():
 # -- planted races ------------------------------------------------------------------------------
 
 
-class UnpinnedCache(Cache):
+class Unpinned(Pins):
     """Lets go of what is still being read: a page is freed, and used again, while a spill reads it."""
 
     def pin(self, node, snapshot):
-        return self.moved
+        return self.memory.moved
 
     def unpin(self, node, snapshot):
         pass
 
 
-class MovesPinnedCache(Cache):
+class MovesPinned(Pins):
     """Pinned units are not evicted, but they move."""
 
     def pin(self, node, snapshot):
@@ -121,28 +123,31 @@ class WrongDepthTiers(Tiers):
     def _publish(self, restore):
         if len(restore.parts) > 2:
             del self._on_the_way_in[restore.parts[-2][0].name]
-            self.cache.end_loan(restore.parts.pop(-2)[1])
+            self.cache.loans.end(restore.parts.pop(-2)[1])
         super()._publish(restore)
 
 
 @pytest.mark.parametrize(
-    "bug",
+    ("bug", "depth"),
     [
-        {"make_cache": UnpinnedCache},
-        {"make_cache": MovesPinnedCache},
-        {"make_tiers": make_tiers(EarlyTiers), "depth": 3},
-        {"make_tiers": make_tiers(EarlySpills), "depth": 3},
-        {"make_tiers": make_tiers(EagerTiers)},
-        {"make_tiers": make_tiers(TrustingTiers)},
-        {"make_tiers": make_tiers(WrongDepthTiers)},
+        (Unpinned, 1),
+        (MovesPinned, 1),
+        (EarlyTiers, 3),
+        (EarlySpills, 3),
+        (EagerTiers, 1),
+        (TrustingTiers, 1),
+        (WrongDepthTiers, 1),
     ],
     ids=["freed-while-read", "moved-while-read", "before-the-fence", "while-moving", "published-early",
          "damaged-but-trusted", "another-position"],
 )  # fmt: skip
-def test_planted_race_is_caught(bug):
+def test_planted_race_is_caught(monkeypatch, bug, depth):
     """By what is read, without the integrity check's help."""
+    kind = bug if issubclass(bug, Tiers) else Tiers
+    if kind is Tiers:
+        plant(monkeypatch, bug)
     for seed in range(60):
-        world = World(seed, **{"check_every": 0, "make_tiers": make_tiers()} | bug)
+        world = World(seed, depth, check_every=0, make_tiers=make_tiers(kind))
         try:
             world.run(400)
         except Corruption:

@@ -14,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from plait.core.plan import Kind
 from plait.core.snapshots import SnapshotKind
-from plait.core.tiers import Item
+from plait.core.tier import Item
 from plait.worker import unit_files
 from plait.worker.unit_files import DamagedError, UnitFiles
 

@@ -123,7 +123,7 @@ class HandOver:
 
     def settled(self) -> list[tuple[Request, Offer]]:
         """Offer the prompts whose memory holds still; for each, what its client shall be told."""
-        over = self.cache.book.completed
+        over = self.cache.memory.completed
         ready = [r for r in self.settling if all(unit.copied <= over for unit in _held(r))]
         offers = []
         for request in ready:
@@ -165,7 +165,7 @@ class HandOver:
 
     def _end_lease(self, request: Request, reason: str) -> None:
         self._pin(request, -1)
-        self.cache.release(request)
+        self.cache.holdings.release(request)
         request.status = Status.FINISHED
         self.counters.returned[reason] += 1
 
@@ -197,13 +197,13 @@ class HandOver:
 
     def begin(self, request: Request, known: list[Node]) -> bool:
         """Take the memory for a prompt that is to be fetched. False (and no change) without memory."""
-        units = self.cache.receive(request, known)
+        units = self.cache.entrance.receive(request, known)
         if units is None:
             return False
         if request.num_cached_tokens is None:
             request.num_cached_tokens = len(known) * self.cache.geometry.page_size
         self._fetches += 1
-        quiet_after = max(self.cache.book.quiet_after(unit) for unit in units)
+        quiet_after = max(self.cache.memory.quiet_after(unit) for unit in units)
         deadline = self._clock() + self.config.fetch_seconds
         request.status = Status.RECEIVING
         self.receiving[self._fetches] = Reception(self._fetches, request, units, quiet_after, deadline)
@@ -267,7 +267,7 @@ class HandOver:
     def start(self) -> None:
         """Hand the memory of receptions to the mover, once no step in flight may touch it."""
         for reception in self.receiving.values():
-            if not reception.started and reception.quiet_after <= self.cache.book.completed:
+            if not reception.started and reception.quiet_after <= self.cache.memory.completed:
                 reception.started = True
                 self.mover.fetch(self._order(reception))
 
@@ -307,16 +307,16 @@ class HandOver:
         request.slot = None
         del request.pages[len(request.nodes) :]
         if over or not reception.started:
-            self.cache.return_pinned(units)
+            self.cache.entrance.return_pinned(units)
         else:
-            self.cache.quarantine(units)
+            self.cache.loans.quarantine(units)
             self.quarantined[reception.fetch_id] = units
             self.mover.abandon(reception.fetch_id)
-        self.cache.release(request)
+        self.cache.holdings.release(request)
         self.forgo(request)
 
     def _end_quarantine(self, fetch_id: int) -> None:
-        self.cache.end_quarantine(self.quarantined.pop(fetch_id))
+        self.cache.loans.end_quarantine(self.quarantined.pop(fetch_id))
 
     def _digest(self, request: Request, end: int) -> bytes:
         return self.cache.index.digest(request.tokens[:end], request.cache_salt)
@@ -359,12 +359,11 @@ class HandOver:
         pins = Counter(id(unit) for request in self.holders() for unit in _held(request))
         pins.update(id(unit) for reception in self.receiving.values() for unit in reception.units)
         quarantined = {id(unit) for units in self.quarantined.values() for unit in units}
-        for units in self.cache.book.units:
-            for unit in units.values():
-                if unit.pins != pins[id(unit)]:
-                    raise IntegrityError(f"{unit} has {unit.pins} pins, its actors are {pins[id(unit)]}")
-                if id(unit) in quarantined and not unit.lent:
-                    raise IntegrityError(f"{unit} is quarantined and was handed out")
+        for unit in self.cache.memory.units():
+            if unit.pins != pins[id(unit)]:
+                raise IntegrityError(f"{unit} has {unit.pins} pins, its actors are {pins[id(unit)]}")
+            if id(unit) in quarantined and not unit.lent:
+                raise IntegrityError(f"{unit} is quarantined and was handed out")
         for status, requests in (
             (Status.LEASED, self.holders()),
             (Status.RECEIVING, (r.request for r in self.receiving.values())),

@@ -92,7 +92,7 @@ class Request:
     pages: list[Unit] = field(default_factory=list)
     slot: Unit | None = None
     table: tuple[int, ...] = ()
-    """indices of the leading pages as last read; see ``Cache.page_table``"""
+    """indices of the leading pages as last read; see ``Holdings.page_table``"""
     table_moves: int = 0
     nodes: list[Node] = field(default_factory=list)
     """index nodes of the first ``len(nodes)`` pages: found there, or published"""

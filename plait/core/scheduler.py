@@ -6,148 +6,46 @@ step moves cursors within one budget of tokens, and memory is taken as they move
 ``schedule`` may be called again before ``update``: the next step is planned on the cursors as they will
 stand, with awaited tokens in the place of those that are not sampled yet. What a step in flight turns out to
 have ended has then been launched once too often: its part of the later step is dropped.
+
+The parts, in the order in which a request meets them::
+
+    queues      who waits, runs, has landed or is leaving
+    gate        who of those that wait runs from this step on; with ``starts``, ``leaders`` and ``room``
+    received    prompts that another engine has computed
+    stepping    what running requests get of a step; with ``chunks``, and ``preemption`` when memory runs out
+    flight      steps that were launched
+    prefilled   prompts that are computed for another engine
+    endings     how requests end
 """
 
 from __future__ import annotations
 
-import bisect
-from collections import deque
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterable
 
 from plait.core.arena import IntegrityError
 from plait.core.cache import Cache
+from plait.core.chunks import Chunks
+from plait.core.counters import SchedulerCounters
+from plait.core.draft import Draft, Planned
+from plait.core.endings import Endings
+from plait.core.flight import Flight
+from plait.core.gate import Gate
 from plait.core.handover import HandOver
-from plait.core.index import Match
-from plait.core.orders import Offer
+from plait.core.leaders import Leaders
+from plait.core.limits import Refused, SchedulerConfig, refuse_if_hopeless
 from plait.core.pace import Pace, pairs
-from plait.core.plan import Admission, Chunk, ChunkResult, Export, StepPlan, StepResult, TokenLogprobs
-from plait.core.request import PendingExport, Request, Status
-from plait.core.snapshots import SnapshotKind
+from plait.core.plan import ChunkResult, StepPlan, StepResult
+from plait.core.preemption import Preemption
+from plait.core.prefilled import Prefilled
+from plait.core.progress import Progress, append_tokens
+from plait.core.queues import Queues
+from plait.core.received import Received
+from plait.core.request import Request, Status
+from plait.core.room import Room
+from plait.core.starts import Starts
+from plait.core.stepping import Stepping
 from plait.core.swap import SwapSpace
 from plait.core.tiers import Tiers
-
-SCORED_TOKENS = 256
-"""Most tokens in one step of a prompt whose log-probabilities are asked for: each makes a row of logits."""
-
-
-MOST_FOLLOWERS = 64
-"""Most waiting requests that are passed over in a step since they follow a leader."""
-
-
-class Refused(ValueError):
-    """The request can never be served; the message has the arithmetic."""
-
-
-@dataclass(frozen=True, slots=True)
-class SchedulerConfig:
-    """What bounds a step.
-
-    Args:
-        max_num_batched_tokens: token budget of a step; at least one grid unit.
-        max_num_seqs: most requests that run at once.
-        max_model_len: most tokens of prompt and answer.
-        long_prefill_token_threshold: most tokens of one prompt in a step; 0: no cap.
-        chunked_prefill: False runs each prompt in one step.
-        priorities: order by (priority, arrival) instead of arrival alone; a lower number goes first.
-    """
-
-    max_num_batched_tokens: int
-    max_num_seqs: int
-    max_model_len: int
-    long_prefill_token_threshold: int = 0
-    chunked_prefill: bool = True
-    priorities: bool = False
-
-    @property
-    def whole_prompt_budget(self) -> int:
-        """Token budget that the longest prompt fits into beside all other answers."""
-        return self.max_model_len + self.max_num_seqs
-
-
-@dataclass(slots=True)
-class Planned:
-    """A request's part of a step that is being planned or is in flight."""
-
-    request: Request
-    epoch: int
-    start: int
-    count: int
-    sample: bool
-    exports: list[PendingExport] = field(default_factory=list)
-
-    @property
-    def end(self) -> int:
-        return self.start + self.count
-
-
-@dataclass(slots=True)
-class Draft:
-    """The step being planned."""
-
-    step: int
-    budget: int
-    parts: list[Planned] = field(default_factory=list)
-    admitted: list[Request] = field(default_factory=list)
-    turn: set[Request] = field(default_factory=set)
-    """level requests that step now; their tokens are promised from the start"""
-    tokens: int = 0
-    """planned or promised"""
-    pairs: int = 0
-    prompt_tokens: int = 0
-    preempted: bool = False
-
-    @property
-    def left(self) -> int:
-        """Tokens that prompts may still take."""
-        return self.budget - self.tokens
-
-    def promise(self, turn: set[Request]) -> None:
-        self.turn |= turn
-        self.tokens += len(turn)
-        self.pairs += sum(request.length for request in turn)
-
-    def add(self, request: Request, count: int) -> None:
-        start = request.num_computed_tokens
-        sample = start + count == request.length
-        self.parts.append(Planned(request, request.epoch, start, count, sample))
-        if request not in self.turn:
-            self.tokens += count
-            self.pairs += pairs(start, count)
-            self.prompt_tokens += count
-
-
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """What one step did for one request, for whoever waits on it."""
-
-    request_id: str
-    tokens: tuple[int, ...] = ()
-    logprobs: tuple[TokenLogprobs, ...] = ()
-    prompt_logprobs: tuple[TokenLogprobs, ...] | None = None
-    """all of the prompt's, with the first token"""
-    finish_reason: str | None = None
-    stop_reason: int | None = None
-    num_cached_tokens: int = 0
-    offer: Offer | None = None
-    """the prompt is computed and another engine may go on from here"""
-
-
-@dataclass(slots=True)
-class SchedulerCounters:
-    """Totals since start."""
-
-    steps: int = 0
-    prompt_tokens: int = 0
-    """prompt tokens of requests admitted for the first time"""
-    cached_tokens: int = 0
-    """of these, found in the cache"""
-    computed_tokens: int = 0
-    recomputed_tokens: int = 0
-    """of these, computed before: by a request that was preempted, and found less in the cache"""
-    generated_tokens: int = 0
-    preemptions: int = 0
-    finished: dict[str, int] = field(default_factory=dict)
 
 
 class Scheduler:
@@ -168,33 +66,31 @@ class Scheduler:
         self.handover = handover
         self.config = config
         self.pace = pace or Pace()
-        self.grid = cache.geometry.state_grid
-        if config.max_num_batched_tokens < self.grid:
-            raise ValueError(
-                f"max_num_batched_tokens={config.max_num_batched_tokens}: chunks end at multiples of "
-                f"{self.grid} on this backend; set it to {self.grid} or more"
-            )
-        if not config.chunked_prefill and config.max_num_batched_tokens < config.whole_prompt_budget:
-            raise ValueError(
-                f"max_num_batched_tokens={config.max_num_batched_tokens}: without chunked prefill a step "
-                "must hold a whole prompt beside the answers; set it to "
-                f"{config.whole_prompt_budget} or more"
-            )
-        self.requests: dict[str, Request] = {}
-        self.waiting: list[Request] = []
-        self.running: list[Request] = []
-        self.landed: list[Request] = []
-        """requests whose prompt came from another engine; they hold memory and go before all that wait"""
-        self.leaving: list[Request] = []
-        self.in_flight: deque[tuple[StepPlan, list[Planned]]] = deque()
-        self.counters = SchedulerCounters()
-        self._arrivals = 0
-        self._last_turn = (0, 0)
-        self._ended: list[str] = []
-        self._handed_over: list[Progress] = []
-        self._failed: dict[str, str] = {}
+        self.grid = grid = cache.geometry.state_grid
+        config.check(grid)
+        self.counters = counters = SchedulerCounters()
+        self.queues = queues = Queues(config.priorities)
+        self.flight = Flight(cache, counters)
+        self.endings = Endings(cache, queues, counters, swap, handover)
+        room = Room(cache, queues, handover)
+        self.prefilled: Prefilled | None = None
+        self.received: Received | None = None
+        if handover is not None:
+            self.prefilled = Prefilled(cache, queues, room, counters, handover)
+            self.received = Received(cache, queues, room, self.endings, handover, config.max_num_seqs)
+        chunks = Chunks(config, grid, self.pace)
+        self.preemption = Preemption(cache, queues, counters, swap)
+        self.stepping = Stepping(queues, cache.holdings, chunks, self.preemption)
+        leaders = Leaders(cache, self.flight)
+        starts = Starts(cache, chunks, room, leaders, tiers, swap, self.prefilled)
+        self.gate = Gate(queues, starts, chunks, self.received, counters, config.max_num_seqs)
 
     # -- coming and going -------------------------------------------------------------------
+
+    @property
+    def requests(self) -> dict[str, Request]:
+        """All that have not ended, by id."""
+        return self.queues.requests
 
     def add(self, request: Request) -> None:
         """Queue a request.
@@ -203,51 +99,28 @@ class Scheduler:
             Refused: it could never fit; the message has the arithmetic.
         """
         try:
-            self._refuse_if_hopeless(request)
+            if request.id in self.requests:
+                raise Refused(f"request id {request.id!r} is in use; choose another")
+            refuse_if_hopeless(request, self.config, self.cache.geometry)
         except Refused:
             if request.source is not None and self.handover is not None:
                 self.handover.refuse(request.source)
             raise
-        self._arrivals += 1
-        request.arrival = self._arrivals
-        self.requests[request.id] = request
         if request.source is not None:
             assert self.handover is not None
             self.handover.expect(request)
-        bisect.insort(self.waiting, request, key=self._order)
+        self.queues.arrive(request)
 
     def leave_at(self, num_prompt_tokens: int) -> int:
         """Where a prefiller stops: the last position at which a chunk may end and that leaves a token."""
         return (num_prompt_tokens - 1) // self.grid * self.grid
-
-    def _order(self, request: Request) -> tuple[int, int]:
-        return (request.priority if self.config.priorities else 0, request.arrival)
-
-    def _refuse_if_hopeless(self, request: Request) -> None:
-        if request.id in self.requests:
-            raise Refused(f"request id {request.id!r} is in use; choose another")
-        prompt, longest = request.num_prompt_tokens, self.config.max_model_len
-        if prompt < 1:
-            raise Refused("the prompt is empty; send at least one token")
-        if prompt + request.max_tokens > longest:
-            raise Refused(
-                f"{prompt} prompt tokens and max_tokens={request.max_tokens} make "
-                f"{prompt + request.max_tokens}, above max_model_len={longest}; shorten one of them"
-            )
-        geometry = self.cache.geometry
-        needed = geometry.slabs_for(prompt + request.max_tokens)
-        if needed > geometry.num_slabs:
-            raise Refused(
-                f"{prompt + request.max_tokens} tokens need {needed * geometry.slab_bytes:,} bytes of cache, "
-                f"the arena has {geometry.num_slabs * geometry.slab_bytes:,}; raise memory_limit"
-            )
 
     def cancel(self, request_id: str) -> bool:
         """Forget a request, whatever it is doing. False if it is not here (any more)."""
         request = self.requests.get(request_id)
         if request is None:
             return self.handover is not None and self.handover.withdraw(request_id)
-        self._finish(request, "abort")
+        self.endings.finish(request, "abort")
         return True
 
     def fail(self, plan: StepPlan, request_ids: Iterable[str]) -> list[str]:
@@ -256,412 +129,44 @@ class Scheduler:
         Returns:
             Those that have ended by this; not those that were cancelled or preempted meanwhile.
         """
-        launched, parts = self.in_flight[0]
-        if launched is not plan:
-            raise IntegrityError(f"step {plan.step} failed before step {launched.step} was over")
-        asked = set(request_ids)
+        parts, asked = self.flight.failing(plan), set(request_ids)
         staying = [
             part.request
             for part in parts
-            if part.request.id in asked and (self._is_current(part) or self._is_awaited(part))
+            if part.request.id in asked and (part.is_current or part.is_awaited)
         ]
         failed = [request for request in staying if request.status is not Status.LEAVING]
         for request in failed:
-            self._finish(request, "abort")
+            self.endings.finish(request, "abort")
         return [request.id for request in failed]
-
-    def _finish(self, request: Request, reason: str) -> None:
-        if request.status is Status.RECEIVING:
-            assert self.handover is not None
-            self.handover.drop(request)
-        else:
-            queues = {Status.RUNNING: self.running, Status.LANDED: self.landed}
-            queues.get(request.status, self.waiting).remove(request)
-        if request.status is Status.RUNNING:
-            self._ended.append(request.id)
-        if request.source is not None:
-            assert self.handover is not None
-            self.handover.forgo(request)
-        if self.swap is not None:
-            self.swap.drop(request)
-        request.status = Status.FINISHED
-        if reason == "abort":
-            self.cache.release(request)
-        elif self.cache.must_wait(request):
-            request.status = Status.LEAVING
-            self.leaving.append(request)
-        else:
-            self.cache.retire(request)
-        del self.requests[request.id]
-        self.counters.finished[reason] = self.counters.finished.get(reason, 0) + 1
-
-    def _leave(self, request: Request) -> None:
-        """The last step that computed for an ended request is over."""
-        self.leaving.remove(request)
-        request.status = Status.FINISHED
-        self.cache.retire(request)
 
     @property
     def has_work(self) -> bool:
         """Requests wait or run, or hand-overs need a step. Steps in flight may be left when it is False."""
-        if self.waiting or self.running or self.landed:
+        if not self.queues.are_empty:
             return True
-        return self.handover is not None and self.handover.waits_for_steps and bool(self.cache.copies)
+        return self.handover is not None and self.handover.waits_for_steps and bool(self.cache.memory.copies)
 
     # -- planning ---------------------------------------------------------------------------
 
     def schedule(self) -> StepPlan | None:
         """The next step, or None when nothing can be computed now."""
-        if self.handover is not None:
-            self._take_arrivals(self.handover)
+        if self.received is not None:
+            self.received.collect()
         if self.tiers is not None:
             self.tiers.collect()
-        draft = Draft(self.cache.launched + 1, self.config.max_num_batched_tokens)
-        self._plan_running(draft)
+        draft = Draft(self.cache.memory.launched + 1, self.config.max_num_batched_tokens)
+        self.stepping.plan(draft)
         if not draft.preempted:
-            self._plan_waiting(draft)
-        self._plan_left_out(draft)
+            self.gate.plan(draft)
+        self.stepping.plan_left_out(draft)
         for part in draft.parts:
-            part.exports = self.cache.exports(part.request, part.start, part.end)
+            part.exports = self.cache.publisher.exports(part.request, part.start, part.end)
         if self.tiers is not None:
             self.tiers.spill()
-        if not draft.parts and not self.cache.copies:
+        if not draft.parts and not self.cache.memory.copies:
             return None
-        return self._launch(draft)
-
-    def _plan_running(self, draft: Draft) -> None:
-        """Running requests in order, each by what it is behind."""
-        level = [request for request in self.running if request.is_level]
-        draft.promise(self._take_turns(level, draft))
-        for request in list(self.running):
-            if request.status is not Status.RUNNING:
-                continue  # preempted for an elder one
-            if request in draft.turn:
-                self._plan_part(draft, request, 1)
-            elif not request.is_level and request.num_behind:
-                count = self._chunk(draft, request, request.num_computed_tokens)
-                self._plan_part(draft, request, count)
-
-    def _take_turns(self, level: list[Request], draft: Draft) -> set[Request]:
-        """Level requests that step now. One grid unit is kept for prompts, so that they are not stalled."""
-        room = draft.budget
-        behind = sum(request.num_behind > 0 for request in self.running)
-        if self.waiting or self.landed or len(level) < behind:
-            room -= self.grid
-        if len(level) <= room:
-            return set(level)
-        # Round robin: on from the one that had the last turn.
-        after = bisect.bisect_right(level, self._last_turn, key=self._order)
-        chosen = (level[after:] + level[:after])[: max(room, 0)]
-        if chosen:
-            self._last_turn = self._order(chosen[-1])
-        return set(chosen)
-
-    def _plan_left_out(self, draft: Draft) -> None:
-        """Budget that was kept for prompts and that none took goes to the answers that made way."""
-        planned = {part.request for part in draft.parts} | draft.turn
-        for request in list(self.running):
-            if draft.left < 1:
-                return
-            if request.is_level and request not in planned:
-                if draft.parts and not self.cache.grow(request, request.length):
-                    continue  # whoever could make room for it takes part in this step
-                draft.promise({request})
-                self._plan_part(draft, request, 1)
-                if draft.preempted:
-                    return
-
-    def _chunk(self, draft: Draft, request: Request, start: int) -> int:
-        """Tokens of a prompt (or of a resumed answer) to compute from ``start`` in this step; 0: none fit."""
-        behind = request.goal - start
-        if not self.config.chunked_prefill:
-            return behind if behind <= draft.left else 0
-        count = min(behind, draft.left)
-        caps = [self.config.long_prefill_token_threshold, 0 if request.reads_cache else SCORED_TOKENS]
-        for cap in filter(None, caps):
-            count = min(count, max(cap, self.grid))
-        if draft.turn:  # answers are waiting for this step to end
-            least = 0 if draft.prompt_tokens else self.grid
-            count = min(count, max(self.pace.chunk(draft.tokens, draft.pairs, start, count), least))
-        if count < behind:  # it does not reach the end: end on the grid
-            count = max(0, (start + count) // self.grid * self.grid - start)
-        return count
-
-    def _plan_part(self, draft: Draft, request: Request, count: int) -> None:
-        """Plan ``count`` tokens, preempting later requests (or itself) when memory runs out."""
-        if count < 1:
-            return
-        while not self.cache.grow(request, request.num_computed_tokens + count):
-            if self._memory_is_coming:
-                self._unplan(draft, request)
-                return
-            victim = max((*self.running[-1:], *self.landed[-1:]), key=self._order)
-            self._unplan(draft, victim)
-            self._preempt(victim)
-            draft.preempted = True
-            if victim is request:
-                return
-        draft.add(request, count)
-
-    @property
-    def _memory_is_coming(self) -> bool:
-        """Memory will return by itself: nobody needs to be preempted for it."""
-        ending = any(request.num_behind == 0 for request in self.running)
-        return ending or bool(self.leaving) or self.cache.memory_is_coming
-
-    def _unplan(self, draft: Draft, request: Request) -> None:
-        """What was promised to it is free for others."""
-        if request in draft.turn:
-            draft.turn.discard(request)
-            draft.tokens -= 1
-            draft.pairs -= request.length
-
-    def _preempt(self, request: Request) -> None:
-        """Back to the queue. It keeps its answer so far and resumes from the swap or the last snapshot.
-
-        A token that a step in flight samples for it is dropped, and sampled again when it resumes; a request
-        that was swapped out keeps it. A prompt that came from another engine is not there any more: without
-        swap it is computed here.
-        """
-        if request.status is Status.LANDED:
-            self.landed.remove(request)
-        else:
-            self.running.remove(request)
-            self._ended.append(request.id)
-        if self.swap is not None:
-            self.swap.keep(request)
-        self.cache.release(request)
-        request.status = Status.WAITING
-        request.num_computed_tokens = request.num_committed_tokens = 0
-        request.num_preemptions += 1
-        if request.image is None:
-            request.num_awaited = 0
-            request.prompt_logprobs.clear()
-            if not request.epoch:
-                request.num_cached_tokens = None  # counted when it is admitted
-        self.counters.preemptions += 1
-        bisect.insort(self.waiting, request, key=self._order)
-
-    def _plan_waiting(self, draft: Draft) -> None:
-        """Admit waiting requests in order while budget, ``max_num_seqs`` and memory allow.
-
-        One that follows a leader, or waits for a tier, is passed over; one that waits for memory holds up all
-        behind it. One whose prompt lies elsewhere needs no more than memory to begin, and then stands in
-        nobody's way.
-        """
-        self._plan_landed(draft)
-        at = followers = 0
-        while at < len(self.waiting) and followers < MOST_FOLLOWERS:
-            request = self.waiting[at]
-            if request.source is not None:
-                if self._holds_enough():
-                    at += 1
-                elif not self._receive(request):
-                    return
-                continue
-            if len(self.running) >= self.config.max_num_seqs or draft.left < 1:
-                return
-            count = self._resume(draft, request) if self._is_kept(request) else self._enter(draft, request)
-            if count is None:
-                if request.status is not Status.WAITING:
-                    continue  # nothing of it is to be computed here
-                at += 1
-                followers += 1
-                continue
-            if not count:
-                return
-            self.waiting.pop(at)
-            self._run(draft, request, count)
-
-    def _run(self, draft: Draft, request: Request, count: int) -> None:
-        """The request runs, from this step on."""
-        request.status = Status.RUNNING
-        request.epoch += 1
-        bisect.insort(self.running, request, key=self._order)
-        self._count_admission(request)
-        draft.admitted.append(request)
-        draft.add(request, count)
-
-    def _enter(self, draft: Draft, request: Request) -> int | None:
-        """Give the request what the cache has of it, and memory for a chunk.
-
-        Returns:
-            Tokens of the chunk; 0: it must wait for memory or budget; None: it waits for something else, and
-            nobody behind it waits, or it has left the queue.
-        """
-        if self.tiers is not None and self.tiers.holds_up(request, self._fits):
-            return None
-        match = self.cache.match(request)
-        start = match.position(self.cache.geometry.page_size)
-        if self._follows(draft, request, start):
-            return None
-        if request.leave_at is not None and start >= request.leave_at:
-            return None if self._leave_at_once(request, match) else 0
-        count = self._chunk(draft, request, start)
-        if count < 1 or not self._fits(self.cache.pages_wanted(request, match)):
-            return 0
-        if not self.cache.admit(request, match):
-            return 0
-        if not self.cache.grow(request, start + count):
-            self.cache.release(request)
-            request.num_computed_tokens = request.num_committed_tokens = 0
-            return 0
-        self.cache.count_hit(request)
-        if self.tiers is not None:
-            self.tiers.used(request)
-        return count
-
-    def _is_kept(self, request: Request) -> bool:
-        return self.swap is not None and self.swap.is_usable(request)
-
-    def _resume(self, draft: Draft, request: Request) -> int | None:
-        """As ``_enter``, from the swap buffer."""
-        image = request.image
-        assert self.swap is not None
-        assert image is not None
-        if image.committed < image.cursor:
-            return None  # its last step is still in flight, and a token may come of it
-        count = self._chunk(draft, request, image.cursor)
-        if count < 1 or not self._fits(self.cache.geometry.pages_for(request.num_tokens)):
-            return 0
-        return count if self.swap.resume(request, image.cursor + count) else 0
-
-    def _follows(self, draft: Draft, request: Request, found: int) -> bool:
-        """Whether another request computes more of its prefix right now: then it waits for that.
-
-        A leader in this very step is asked for a snapshot where the two part. The follower holds nothing
-        and is asked anew in each step, so it depends on no one's progress but of those that are scheduled.
-        """
-        if not (self.cache.enabled and request.reads_cache):
-            return False
-        best, leader = found, None
-        for part in draft.parts:
-            fork = self.cache.common_prefix(request, part.request)
-            if fork > max(best, part.start):
-                best, leader = fork, part.request
-        if leader is None:
-            return self._is_in_flight(request, found)
-        leader.marks.setdefault(best, SnapshotKind.FORK)
-        return True
-
-    def _is_in_flight(self, request: Request, found: int) -> bool:
-        """Whether more than ``found`` tokens of it can be shared once the steps in flight are over."""
-        has_state = self.cache.geometry.has_state
-        for _, parts in self.in_flight:
-            for part in parts:
-                if part.start >= request.num_tokens or not self._is_current(part):
-                    continue
-                fork = min(self.cache.common_prefix(request, part.request), part.end)
-                ends = [e.position for e in part.exports] if has_state else [self.cache.policy.floor(fork)]
-                if any(found < end <= fork for end in ends):
-                    return True
-        return False
-
-    def _fits(self, pages_wanted: int, states: int = 1) -> bool:
-        """A check, not a reservation: what running prompts and this one still need can be had.
-
-        A page is left for each running answer, so that a newcomer is not preempted at once.
-        """
-        size = self.cache.geometry.pages_for
-        behind = sum(max(0, size(r.length) - len(r.pages)) for r in self.running)
-        spare = len(self.running) + self._num_received
-        return pages_wanted + behind + spare <= self.cache.available_pages(more_states=states)
-
-    def _count_admission(self, request: Request) -> None:
-        if request.epoch <= 1:
-            if request.num_cached_tokens is None:
-                request.num_cached_tokens = request.num_computed_tokens
-            self.counters.prompt_tokens += request.num_prompt_tokens
-            self.counters.cached_tokens += request.num_cached_tokens
-
-    # -- hand-over --------------------------------------------------------------------------
-
-    @property
-    def _num_received(self) -> int:
-        return 0 if self.handover is None else len(self.handover.receiving) + len(self.landed)
-
-    def _holds_enough(self) -> bool:
-        """As many prompts are here, or on their way, as may run at once: further ones stay where they are."""
-        return self._num_received >= self.config.max_num_seqs
-
-    def _receive(self, request: Request) -> bool:
-        """Give memory to a request whose prompt lies elsewhere. False: it waits for memory."""
-        assert self.handover is not None
-        match = self.cache.match(request)
-        known = self.handover.needs(request, match)
-        if known is None:
-            self.handover.counters.forgone += 1
-            self.handover.forgo(request)
-            return True
-        shared = sum(1 for node in known if node.page.refs)
-        wanted = self.cache.geometry.pages_for(request.num_tokens) - shared
-        if not self._fits(wanted) or not self.handover.begin(request, known):
-            return False
-        self.waiting.remove(request)
-        return True
-
-    def _take_arrivals(self, handover: HandOver) -> None:
-        """Prompts that have come, and those that will not."""
-        landed, failed = handover.poll()
-        for request in landed:
-            request.marks = self.cache.marks(request, known=request.num_computed_tokens)
-            bisect.insort(self.landed, request, key=self._order)
-        for request, reason in failed.items():
-            request.status = Status.WAITING
-            bisect.insort(self.waiting, request, key=self._order)
-            if not handover.config.recompute:
-                self._failed[request.id] = reason
-                self._finish(request, "error")
-
-    def _plan_landed(self, draft: Draft) -> None:
-        """Prompts that came from elsewhere go on here, in order."""
-        while self.landed and len(self.running) < self.config.max_num_seqs:
-            request = self.landed[0]
-            count = self._chunk(draft, request, request.num_computed_tokens)
-            if count < 1:
-                return
-            self.landed.pop(0)
-            self._run(draft, request, count)
-
-    def _lease(self, request: Request) -> None:
-        """A prompt is computed as far as it goes here; its memory stays for another engine."""
-        assert self.handover is not None
-        self.running.remove(request)
-        self._ended.append(request.id)
-        self._forget_leaving(request)
-        self.handover.leave(request)
-
-    def _leave_at_once(self, request: Request, match: Match) -> bool:
-        """The cache holds all of a prompt that is to be computed here. False: it waits for memory."""
-        assert self.handover is not None
-        if request.leave_at and not (
-            self._fits(self.cache.pages_wanted(request, match)) and self.cache.admit(request, match)
-        ):
-            return False
-        self.waiting.remove(request)
-        self._count_admission(request)
-        self._forget_leaving(request)
-        if request.leave_at:
-            self.cache.count_hit(request)
-            self.handover.leave(request)
-        else:
-            request.status = Status.FINISHED
-            self._tell_offer(request, Offer("", 0, b"", (), None, 0.0))
-        return True
-
-    def _forget_leaving(self, request: Request) -> None:
-        del self.requests[request.id]
-        self.counters.finished["length"] = self.counters.finished.get("length", 0) + 1
-
-    def _tell_offer(self, request: Request, offer: Offer) -> None:
-        self._handed_over.append(
-            Progress(
-                request.id,
-                finish_reason="length",
-                num_cached_tokens=request.num_cached_tokens or 0,
-                offer=offer,
-            )
-        )
+        return self.flight.launch(draft, self.queues.take_ended())
 
     def drain(self) -> tuple[list[Progress], dict[str, str]]:
         """Go on with hand-overs as far as steps that are over allow; after every ``schedule`` and ``update``.
@@ -669,62 +174,10 @@ class Scheduler:
         Returns:
             Progress of prompts that may be fetched elsewhere, and requests that failed, with the reason.
         """
-        if self.handover is not None:
-            self.handover.start()
-            for request, offer in self.handover.settled():
-                self._tell_offer(request, offer)
-        progress, self._handed_over = self._handed_over, []
-        failed, self._failed = self._failed, {}
-        return progress, failed
-
-    # -- freezing ---------------------------------------------------------------------------
-
-    def _launch(self, draft: Draft) -> StepPlan:
-        """Freeze the draft. Indices of units are read only here, after all moves."""
-        plan = StepPlan(
-            step=draft.step,
-            chunks=tuple(self._freeze(part) for part in draft.parts),
-            copies=tuple(self.cache.copies),
-            admitted=tuple(self._admission(request) for request in draft.admitted),
-            ended=tuple(self._ended),
-        )
-        self.cache.copies.clear()
-        self._ended.clear()
-        self.cache.launched = draft.step
-        for part in draft.parts:
-            request = part.request
-            self.counters.recomputed_tokens += max(0, min(part.end, request.num_reached_tokens) - part.start)
-            request.num_reached_tokens = max(part.end, request.num_reached_tokens)
-            request.num_computed_tokens = part.end
-            request.num_awaited += part.sample
-        self.in_flight.append((plan, draft.parts))
-        self.counters.steps += 1
-        self.counters.computed_tokens += draft.tokens
-        return plan
-
-    def _freeze(self, part: Planned) -> Chunk:
-        request = part.request
-        known = tuple(request.tokens[part.start : part.end])
-        return Chunk(
-            request_id=request.id,
-            tokens=known,
-            start=part.start,
-            pages=self.cache.page_table(request, part.end),
-            slot=None if request.slot is None else request.slot.index,
-            exports=tuple(Export(export.position, export.state.index) for export in part.exports),
-            sample=part.sample,
-            awaited=part.count - len(known),
-        )
-
-    def _admission(self, request: Request) -> Admission:
-        return Admission(
-            request_id=request.id,
-            params=request.params,
-            seed=request.seed,
-            tokens=tuple(request.tokens),
-            num_prompt_tokens=request.num_prompt_tokens,
-            end_token_ids=tuple(sorted(request.end_token_ids)),
-        )
+        if self.received is None or self.prefilled is None:
+            return [], {}
+        failed = self.received.drain()
+        return self.prefilled.drain(), failed
 
     # -- learning what a step gave ------------------------------------------------------------
 
@@ -737,78 +190,46 @@ class Scheduler:
         Returns:
             What happened to each request that got a token or ended.
         """
-        expected, parts = self.in_flight.popleft()
-        if expected is not plan or result.step != plan.step:
-            raise IntegrityError(f"step {result.step} came back before step {expected.step}")
-        self.cache.book.complete(plan.step)
+        parts = self.flight.land(plan, result)
         if seconds is not None:
             self.pace.observe(plan.num_tokens, sum(pairs(p.start, p.count) for p in parts), seconds)
         progress = []
         for part, chunk in zip(parts, result.results, strict=True):
             request = part.request
-            if not self._is_current(part):
-                self.cache.drop_exports(part.exports)
-                if not self._is_awaited(part):
-                    continue
-                assert request.image is not None
-                request.image.committed = part.end  # swapped out: what came of its last steps is not lost
-            else:
-                request.num_committed_tokens = part.end
-                self.cache.commit(request, part.exports)
-                if request.status is Status.LEAVING:
-                    self._leave(request)
-                    continue
+            if not self._take_in(part):
+                continue
             request.prompt_logprobs += chunk.prompt_logprobs
             if part.end == request.leave_at and request.status is Status.RUNNING:
-                self._lease(request)
+                assert self.prefilled is not None
+                self.prefilled.lease(request)
             if part.sample:
                 request.num_awaited -= 1
                 progress.append(self._take_tokens(request, chunk))
         return progress
 
-    @staticmethod
-    def _is_current(part: Planned) -> bool:
-        """The request was not cancelled, preempted or ended since; else what the step gave is dropped."""
+    def _take_in(self, part: Planned) -> bool:
+        """Publish what a part has written, or drop it. Whether its request goes on with what it gave."""
         request = part.request
-        return request.epoch == part.epoch and request.status in (Status.RUNNING, Status.LEAVING)
-
-    @staticmethod
-    def _is_awaited(part: Planned) -> bool:
-        """The request was swapped out since, and what the step gave is its own all the same."""
-        image = part.request.image
-        return image is not None and image.epoch == part.epoch
+        if not part.is_current:
+            self.cache.publisher.drop(part.exports)
+            if not part.is_awaited:
+                return False
+            assert request.image is not None
+            request.image.committed = part.end  # swapped out: what came of its last steps is not lost
+            return True
+        request.num_committed_tokens = part.end
+        self.cache.publisher.commit(request, part.exports)
+        if request.status is Status.LEAVING:
+            self.endings.leave(request)
+            return False
+        return True
 
     def _take_tokens(self, request: Request, chunk: ChunkResult) -> Progress:
-        first = request.num_output_tokens == 0
-        taken, reason, stop = 0, None, None
-        for token in chunk.tokens:
-            request.tokens.append(token)
-            taken += 1
-            reason, stop = self._end(request, token)
-            if reason is not None:
-                break
-        self.counters.generated_tokens += taken
-        progress = Progress(
-            request_id=request.id,
-            tokens=chunk.tokens[:taken],
-            logprobs=chunk.logprobs[:taken],
-            prompt_logprobs=tuple(request.prompt_logprobs) if first and not request.reads_cache else None,
-            finish_reason=reason,
-            stop_reason=stop,
-            num_cached_tokens=request.num_cached_tokens or 0,
-        )
-        if reason is not None:
-            self._finish(request, reason)
+        progress = append_tokens(request, chunk)
+        self.counters.generated_tokens += len(progress.tokens)
+        if progress.finish_reason is not None:
+            self.endings.finish(request, progress.finish_reason)
         return progress
-
-    @staticmethod
-    def _end(request: Request, token: int) -> tuple[str | None, int | None]:
-        """Whether ``token`` ends the answer: (reason, the caller's stop token id if it was one)."""
-        if token in request.end_token_ids and request.num_output_tokens >= request.params.min_tokens:
-            return "stop", token if token in (request.params.stop_token_ids or ()) else None
-        if request.num_output_tokens >= request.max_tokens:
-            return "length", None
-        return None, None
 
     # -- checking ---------------------------------------------------------------------------
 
@@ -818,33 +239,16 @@ class Scheduler:
         Raises:
             IntegrityError: one is broken.
         """
-        queues = (
-            (self.running, Status.RUNNING), (self.landed, Status.LANDED), (self.waiting, Status.WAITING),
-        )  # fmt: skip
-        for queue, status in queues:
-            if any(request.status is not status for request in queue):
-                raise IntegrityError(f"a request that is not {status.value} stands in that queue")
-            if queue != sorted(queue, key=self._order):
-                raise IntegrityError(f"the queue of {status.value} requests is out of order")
-        handover = self.handover
-        received = [] if handover is None else [r.request for r in handover.receiving.values()]
-        if {r.id for r in (*self.running, *self.landed, *self.waiting, *received)} != set(self.requests):
-            raise IntegrityError("a request stands in no queue, or in two")
-        if len(self.running) > self.config.max_num_seqs:
-            raise IntegrityError(f"{len(self.running)} requests run")
-        if any(request.status is not Status.LEAVING or not request.in_flight for request in self.leaving):
-            raise IntegrityError("a request leaves for which no step computes")
-        holders = [*self.requests.values(), *self.leaving]
+        handover, queues = self.handover, self.queues
+        queues.check([] if handover is None else [r.request for r in handover.receiving.values()])
+        if len(queues.running) > self.config.max_num_seqs:
+            raise IntegrityError(f"{len(queues.running)} requests run")
+        holders = [*queues.requests.values(), *queues.leaving]
         if handover is not None:
             handover.check()
             holders += handover.holders()
-        self.cache.check(holders, self._pending_exports())
+        self.cache.check(holders, self.flight.pending_exports())
         if self.tiers is not None:
             self.tiers.check()
         if self.swap is not None:
-            self.swap.check(list(self.requests.values()))
-
-    def _pending_exports(self) -> Iterator[PendingExport]:
-        for _, parts in self.in_flight:
-            for part in parts:
-                yield from part.exports
+            self.swap.check(list(queues.requests.values()))

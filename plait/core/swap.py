@@ -100,9 +100,9 @@ class SwapSpace:
 
     def _copy(self, way: Way, unit: Unit, place: Unit) -> None:
         source, target = (unit, place) if way is Way.OUT else (place, unit)
-        self.cache.copies.append(Copy(unit.kind, source.index, target.index, way))
+        self.cache.memory.copies.append(Copy(unit.kind, source.index, target.index, way))
         if way is Way.IN:
-            unit.copied = self.cache.launched + 1
+            unit.copied = self.cache.memory.launched + 1
         geometry = self.geometry
         size = geometry.page_bytes if unit.kind is Kind.PAGE else geometry.state_bytes
         self.counters.bytes_copied += size
@@ -132,9 +132,8 @@ class SwapSpace:
     def _known(self, request: Request, image: Image) -> list[Node]:
         """Nodes of its leading full pages, as far as they are cached."""
         cache = self.cache
-        limit = image.committed if cache.row_invariant else min(image.committed, request.num_prompt_tokens)
-        pages = limit // self.geometry.page_size
-        if not cache.enabled or not pages:
+        pages = cache.reuse.limit(request, image.committed) // self.geometry.page_size
+        if not cache.reuse.enabled or not pages:
             return []
         cache.index.extend_keys(request.page_keys, request.tokens, request.cache_salt, pages)
         return cache.index.match(request.page_keys, request.tokens, pages).nodes
@@ -144,7 +143,7 @@ class SwapSpace:
         image = request.image
         assert image is not None
         nodes = self._known(request, image)
-        if not self.cache.reenter(request, nodes, self.cache.geometry.pages_for(end)):
+        if not self.cache.entrance.reenter(request, nodes, self.cache.geometry.pages_for(end)):
             return False
         for number in range(len(nodes), image.num_pages):
             self._copy(Way.IN, request.pages[number], image.pages[number])

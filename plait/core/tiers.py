@@ -1,11 +1,8 @@
-"""A slower place for pages and snapshots: what goes there, and what comes back.
+"""What goes to a tier, and what comes back: the scheduler's half.
 
-The scheduler's half. A ``Tier`` moves the bytes, outside the order of steps: it reads units that are *pinned*
+A ``Tier`` moves the bytes, outside the order of steps: it reads units that are *pinned*
 (neither evicted nor moved) and fills units that are *lent* (nobody else's), each only when the steps that may
 still touch that memory are over. Whatever fails there costs a recomputation and nothing else.
-
-Units are filed under the key of their node, which says exactly what they hold; so nothing in a tier ever has
-to be changed, and one that several engines share needs no locks.
 """
 
 from __future__ import annotations
@@ -14,7 +11,6 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from plait.core.arena import IntegrityError, Unit
 from plait.core.cache import Cache
@@ -22,6 +18,7 @@ from plait.core.index import Match, Node, pack
 from plait.core.plan import Kind
 from plait.core.request import Request
 from plait.core.snapshots import SnapshotKind
+from plait.core.tier import Item, Moved, Name, Tier
 
 MOST_WAITING = 4096
 """Units that wait to be written; what comes beyond them is not kept."""
@@ -31,68 +28,6 @@ MOST_RESTORES = 2
 """Times that one request waits for its prefix; what is evicted again before it is admitted is computed."""
 RESTORE_SECONDS = 10.0
 """Longest that a request waits for its prefix before it computes it."""
-
-Name = tuple[Kind, bytes]
-
-
-@dataclass(frozen=True, slots=True)
-class Item:
-    """A page, or the snapshot at its end, as a tier knows it."""
-
-    kind: Kind
-    key: bytes
-    """of the node"""
-    parent: bytes
-    """key of the node before it; empty at the start of a prompt"""
-    depth: int
-    """pages from the start of the prompt to the end of this one"""
-    tokens: bytes
-    """of this page, packed"""
-    reason: SnapshotKind = SnapshotKind.SPACED
-    """why the snapshot was taken; a tier gives it back"""
-
-    @property
-    def name(self) -> Name:
-        return (self.kind, self.key)
-
-
-@dataclass(frozen=True, slots=True)
-class Moved:
-    """What became of one transfer."""
-
-    ticket: int
-    ok: bool
-    reason: SnapshotKind = SnapshotKind.SPACED
-    """of a snapshot that was read"""
-
-
-class Tier(Protocol):
-    """The worker's half: moves bytes between units of the arena and a slower place. Nothing here blocks."""
-
-    @property
-    def writable(self) -> bool:
-        """False once the place is known to take no more."""
-        ...
-
-    def has(self, name: Name) -> bool:
-        """Whether the unit was there when last looked; reading it may fail all the same."""
-        ...
-
-    def write(self, ticket: int, item: Item, index: int) -> None:
-        """Begin to copy unit ``index`` of the arena to the tier."""
-        ...
-
-    def touch(self, units: list[tuple[Name, int]]) -> None:
-        """These units, with their depths, are in use; a bounded tier gives up others first, and deep ones."""
-        ...
-
-    def read(self, ticket: int, item: Item, index: int) -> None:
-        """Begin to fill unit ``index`` of the arena. Only what proves to be this very item counts as read."""
-        ...
-
-    def finished(self) -> list[Moved]:
-        """Transfers that are over since the last call; their memory is quiet."""
-        ...
 
 
 @dataclass(slots=True)
@@ -171,7 +106,7 @@ class Tiers:
         self._spilling = 0
         """bytes pinned for writing"""
         self._refusals = 0
-        cache.on_publish = self.published
+        cache.store.on_publish = self.published
 
     # -- out --------------------------------------------------------------------------------
 
@@ -216,8 +151,8 @@ class Tiers:
 
     def spill(self) -> None:
         """Begin to write what waits, a bounded amount at a time; nothing while memory is short."""
-        short = self.cache.refusals != self._refusals
-        self._refusals = self.cache.refusals
+        short = self.cache.store.refusals != self._refusals
+        self._refusals = self.cache.store.refusals
         while self._backlog and not short and (not self._spilling or self._spilling < self.spill_bytes):
             kind, key = name = self._backlog.popleft()
             node = self.cache.index.nodes.get(key)
@@ -228,7 +163,7 @@ class Tiers:
                 continue
             parent = node.parent.key if node.parent else b""
             item = Item(kind, node.key, parent, node.depth, node.tokens, node.snapshot_kind)
-            fence = self.cache.pin(node, kind is Kind.STATE)
+            fence = self.cache.pins.pin(node, kind is Kind.STATE)
             self._spilling += self._bytes(kind)
             self._fenced.append(Spill(item, node, unit, fence))
         self._begin()
@@ -249,7 +184,7 @@ class Tiers:
         """
         cache = self.cache
         size = cache.geometry.page_size
-        if not (cache.enabled and request.reads_cache):
+        if not cache.reuse.reads(request):
             return False
         match = cache.match(request)
         depth = self._reach(request, match)
@@ -295,14 +230,14 @@ class Tiers:
         cache, known = self.cache, len(match.nodes)
         above = match.nodes[min(known, depth) - 1] if known else None
         if above is not None:
-            cache.pin(above, False)
+            cache.pins.pin(above, False)
         wanted = [self._item(request, Kind.PAGE, i) for i in range(known, depth)]
         if cache.geometry.has_state:
             wanted.append(self._item(request, Kind.STATE, depth - 1))
         parts: list[tuple[Item, Unit]] = []
         fence, near = 0, above.page if above is not None else None
         for item in wanted:
-            borrowed = cache.borrow(item.kind, near if item.kind is Kind.PAGE else None)
+            borrowed = cache.loans.borrow(item.kind, near if item.kind is Kind.PAGE else None)
             if borrowed is None:
                 break
             unit, until = borrowed
@@ -311,9 +246,9 @@ class Tiers:
             fence = max(fence, until)
         if len(parts) < len(wanted):
             for _, unit in parts:
-                cache.end_loan(unit)
+                cache.loans.end(unit)
             if above is not None:
-                cache.unpin(above, False)
+                cache.pins.unpin(above, False)
             return False
         restore = Restore(above, parts, fence, time.monotonic(), left=len(parts))
         self._on_the_way_in.update((item.name, restore) for item, _ in parts)
@@ -332,7 +267,7 @@ class Tiers:
 
     def _begin(self) -> None:
         """Hand over what no step can touch any more."""
-        completed = self.cache.book.completed
+        completed = self.cache.memory.completed
         for _ in range(len(self._fenced)):
             work = self._fenced.popleft()
             if work.fence > completed:
@@ -361,7 +296,7 @@ class Tiers:
         self._begin()
 
     def _written(self, spill: Spill, ok: bool) -> None:
-        self.cache.unpin(spill.node, spill.is_snapshot)
+        self.cache.pins.unpin(spill.node, spill.is_snapshot)
         self._spilling -= self._bytes(spill.item.kind)
         self._on_the_way_out.discard(spill.item.name)
         if not ok:
@@ -391,23 +326,23 @@ class Tiers:
             del self._on_the_way_in[item.name]
             if item.kind is Kind.STATE:
                 if whole and node is not None and restore.snapshot is not None:
-                    cache.fill_snapshot(node, unit, restore.snapshot)
+                    cache.loans.fill_snapshot(node, unit, restore.snapshot)
                     self.counters.snapshots_read += 1
                 else:
-                    cache.end_loan(unit)
+                    cache.loans.end(unit)
                 continue
             whole = whole and item.key in restore.came
             if not whole:
-                cache.end_loan(unit)
-            elif (found := cache.fill_page(node, item.key, item.tokens, unit)) is None:
+                cache.loans.end(unit)
+            elif (found := cache.loans.fill_page(node, item.key, item.tokens, unit)) is None:
                 whole = False
             else:
                 node = found
                 self.counters.pages_read += 1
         if restore.above is not None:
-            cache.unpin(restore.above, False)
+            cache.pins.unpin(restore.above, False)
         if node is not None:
-            cache.queue.add_page(node)
+            cache.store.queue.add_page(node)
 
     # -- looking ----------------------------------------------------------------------------
 
@@ -426,7 +361,7 @@ class Tiers:
         spills = [*self._writing.values(), *(work for work in self._fenced if isinstance(work, Spill))]
         restores = set(self._on_the_way_in.values())
         pins = len(spills) + sum(restore.above is not None for restore in restores)
-        if pins != self.cache.num_readers:
-            raise IntegrityError(f"{self.cache.num_readers} pins by count, {pins} on their way")
+        if pins != self.cache.pins.num_readers:
+            raise IntegrityError(f"{self.cache.pins.num_readers} pins by count, {pins} on their way")
         if self._spilling != sum(self._bytes(spill.item.kind) for spill in spills):
             raise IntegrityError(f"{self._spilling} bytes pinned by count")

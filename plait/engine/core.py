@@ -14,10 +14,12 @@ from typing import Any
 
 from plait.core.cache import Cache
 from plait.core.handover import HandOver
+from plait.core.limits import Refused, SchedulerConfig
 from plait.core.pace import Pace
+from plait.core.progress import Progress
 from plait.core.request import Request
 from plait.core.sampling_params import SamplingParams
-from plait.core.scheduler import Progress, Refused, Scheduler, SchedulerConfig
+from plait.core.scheduler import Scheduler
 from plait.core.snapshots import SnapshotPolicy
 from plait.core.swap import SwapCounters, SwapSpace
 from plait.core.tiers import TierCounters, Tiers
@@ -321,7 +323,7 @@ class EngineCore:
         return None if self.connector is None else self.connector.worker.fileno()
 
     def reset_prefix_cache(self) -> None:
-        self.scheduler.cache.reset_prefixes()
+        self.scheduler.cache.store.clear()
 
     # -- looking ----------------------------------------------------------------------------
 
@@ -330,13 +332,13 @@ class EngineCore:
         return branches(self.scheduler.cache, most)
 
     def stats(self) -> EngineStats:
-        scheduler, cache = self.scheduler, self.scheduler.cache
+        scheduler, cache, queues = self.scheduler, self.scheduler.cache, self.scheduler.queues
         counters, kept = scheduler.counters, cache.counters
         tier = self.tiers.counters if self.tiers is not None else TierCounters()
         swap = self.swap.counters if self.swap is not None else SwapCounters()
         return EngineStats(
-            running=len(scheduler.running),
-            waiting=len(scheduler.waiting) + len(scheduler.landed) + len(self.structured),
+            running=len(queues.running),
+            waiting=len(queues.waiting) + len(queues.landed) + len(self.structured),
             arena_bytes=cache.geometry.num_slabs * cache.geometry.slab_bytes,
             weight_bytes=self.worker.weight_bytes,
             memory_bytes=memory_bytes(),

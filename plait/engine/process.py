@@ -21,7 +21,7 @@ import msgspec
 import zmq
 
 from plait.config import ConfigError, EngineArgs
-from plait.core.scheduler import Refused
+from plait.core.limits import Refused
 from plait.engine import messages as m
 
 if TYPE_CHECKING:

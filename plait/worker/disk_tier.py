@@ -12,7 +12,7 @@ from queue import Empty, SimpleQueue
 
 import torch
 
-from plait.core.tiers import Item, Moved, Name
+from plait.core.tier import Item, Moved, Name
 from plait.worker.arena import Arena
 from plait.worker.unit_files import REFRESH_SECONDS, DamagedError, UnitFiles
 
@@ -35,7 +35,7 @@ class _Touch:
 
 
 class DiskTier:
-    """A ``plait.core.tiers.Tier`` over ``UnitFiles``.
+    """A ``plait.core.tier.Tier`` over ``UnitFiles``.
 
     Reads have a thread of their own, so that a request never waits for what is being written. When the folder
     takes no more (a full disk, a lost mount) nothing is written from then on, and one line says so; what is

@@ -30,7 +30,7 @@ import xxhash
 
 from plait.core.plan import Kind
 from plait.core.snapshots import SnapshotKind
-from plait.core.tiers import Item, Name
+from plait.core.tier import Item, Name
 
 MAGIC = b"plaitkv1"
 HEADER = struct.Struct("<8s16s16s16sIIQBB6x")
