@@ -55,7 +55,8 @@ class Listener:
     def __init__(self, app: ASGIApp, sock: socket.socket, settings: ServerSettings) -> None:
         config = uvicorn.Config(
             app,
-            log_level=settings.log_level,
+            log_config=None,
+            log_level=settings.uvicorn_log_level,
             access_log=False,
             lifespan="off",
             ws="none",
