@@ -12,10 +12,16 @@ from typing import Annotated, Any
 import typer
 from typer.main import get_command
 
-from plait import __version__
+from plait import __version__, logs
 from plait.bench.cli import app as bench
 from plait.cli_help import arrange
-from plait.cli_options import flags_for_names, take_foreign, with_engine_flags, with_server_flags
+from plait.cli_options import (
+    flags_for_names,
+    log_settings_of,
+    take_foreign,
+    with_engine_flags,
+    with_server_flags,
+)
 from plait.cli_report import Download, Stages, fail, note, show_explanation, show_ready
 from plait.config import EngineArgs
 
@@ -50,9 +56,9 @@ def _options(
 
 def main() -> None:
     """Entry point of the ``plait`` command."""
-    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     with _clear_errors():
         argv, lines = take_foreign(sys.argv[1:])
+        logs.configure(log_settings_of(argv))
         for line in lines:
             note(line)
         arrange(get_command(app))(args=argv, prog_name="plait")
@@ -160,16 +166,16 @@ def serve(
     from plait.server.decisions import server_decisions
     from plait.server.run import run
     from plait.server.run import serve as run_server
-    from plait.server.settings import LOG_LEVELS, ServerSettings
+    from plait.server.settings import UVICORN_LOG_LEVELS, ServerSettings
 
-    if uvicorn_log_level not in LOG_LEVELS:
-        raise typer.BadParameter(f"--uvicorn-log-level must be one of {', '.join(LOG_LEVELS)}")
+    if uvicorn_log_level not in UVICORN_LOG_LEVELS:
+        raise typer.BadParameter(f"--uvicorn-log-level must be one of {', '.join(UVICORN_LOG_LEVELS)}")
     settings = ServerSettings(
         host=host,
         port=port,
         api_key=api_key or None,
         root_path=root_path,
-        log_level=uvicorn_log_level,
+        uvicorn_log_level=uvicorn_log_level,
         shutdown_timeout=shutdown_timeout,
         default_chat_template_kwargs=_json_object(
             "--default-chat-template-kwargs", default_chat_template_kwargs

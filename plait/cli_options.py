@@ -16,6 +16,7 @@ import typer
 
 from plait.config import EngineArgs
 from plait.foreign import FOREIGN, answer_to
+from plait.logs import LogSettings
 
 ENGINE_COMMANDS = ("serve", "generate", "chat", "explain")
 
@@ -103,14 +104,30 @@ def server_parameters() -> dict[str, inspect.Parameter]:
         kind, default = hints[field.name], field.default
         if kind == Sequence[str]:
             kind, default = list[str], list(default)  # type: ignore[arg-type]
-        flag = field.metadata["flag"] or "--" + field.name.replace("_", "-")
+        flags = field.metadata["flags"] or ("--" + field.name.replace("_", "-"),)
         shown = default not in (None, "", []) and kind is not bool
         help = field.metadata["help"]
-        option = typer.Option(flag, help=help, rich_help_panel="Server", show_default=shown)
+        option = typer.Option(*flags, help=help, rich_help_panel="Server", show_default=shown)
         parameters[field.name] = inspect.Parameter(
             field.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, option]
         )
     return parameters
+
+
+def log_settings_of(argv: list[str]) -> LogSettings:
+    """How a command is to log. Read before the command line is, whose reading may have something to say.
+
+    Raises:
+        ValueError: a level or format that does not exist.
+    """
+    if not argv or argv[0] != "serve":
+        return LogSettings()
+    given = {"--log-level": "info", "--log-format": "text"}
+    for i, token in enumerate(argv):
+        flag, equals, value = token.partition("=")
+        if flag in given:
+            given[flag] = value if equals else "".join(argv[i + 1 : i + 2])
+    return LogSettings(given["--log-level"], given["--log-format"])
 
 
 def _texts(name: str, given: list[str]) -> list[str]:

@@ -70,6 +70,10 @@ class LiveServer:
                 return float(line.rsplit(" ", 1)[1])
         raise KeyError(name)
 
+    def join(self) -> None:
+        """Wait until ``lines`` has all that an ended server has written."""
+        self._reader.join(10)
+
     def stop(self, number: int = signal.SIGTERM) -> int:
         """End it with a signal; its exit code."""
         self.process.send_signal(number)

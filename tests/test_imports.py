@@ -15,13 +15,14 @@ ROOT = Path(plait.__file__).parent
 ABOVE = {
     "core": set(),
     "config": set(),
+    "logs": set(),
     "text": {"core"},
     "kernels": {"core"},
     "models": {"kernels", "core", "text"},
     "worker": {"models", "kernels", "core"},
     "transfer": {"core", "kernels"},
-    "engine": {"worker", "transfer", "core", "models", "kernels", "text", "config"},
-    "server": {"engine", "core", "text", "models", "config"},
+    "engine": {"worker", "transfer", "core", "models", "kernels", "text", "config", "logs"},
+    "server": {"engine", "core", "text", "models", "config", "logs"},
 }
 """What each part may import; ``cli``, ``llm`` and their helpers may import everything."""
 

@@ -22,7 +22,7 @@ import pytest
 import trustme
 from live import DUMMY, LiveServer, alive, small_model, until
 
-STREAMS = 24
+STREAMS = 16
 BODY = {"prompt": "Once upon a time", "ignore_eos": True, "temperature": 0, "stream": True}
 MARK = "PLAIT_TEST_MARK"
 
@@ -124,13 +124,16 @@ def ends(streams: list[Stream]) -> Counter[str]:
 
 
 def refused(url: str) -> httpx.Response:
-    return httpx.post(url + "/v1/completions", json=BODY | {"max_tokens": 1}, timeout=10)
+    return httpx.post(url + "/v1/completions", json=BODY | {"max_tokens": 1}, timeout=10, verify=False)
 
 
 def test_sigterm_under_load(model: Path, traces: Traces) -> None:
-    server = LiveServer(model, "--shutdown-timeout", "60")
+    server = LiveServer(
+        model, "--shutdown-timeout", "60", "--log-format", "json", "--log-stats-interval", "0.2"
+    )
     assert len(traces.processes()) >= 2  # the marks work
-    streams = begun(server.url, tokens=500)
+    streams = begun(server.url, tokens=800)
+    assert server.metric("vllm:num_requests_running") == STREAMS
     kept = httpx.Client(base_url=server.url, timeout=10)
     assert kept.get("/ready").status_code == 200  # a connection from before the signal
     server.process.send_signal(signal.SIGTERM)
@@ -146,6 +149,24 @@ def test_sigterm_under_load(model: Path, traces: Traces) -> None:
     assert ends(streams) == {"whole": STREAMS}
     assert server.process.wait(20) == 0
     assert traces.left() == NOTHING
+    check_log(server)
+
+
+def check_log(server: LiveServer) -> None:
+    """Every line from start to end is an object, and what there is to know about the load is among them."""
+    server.join()
+    lines = [json.loads(line) for line in server.lines]
+    by = {name: [line for line in lines if line["logger"] == f"plait.{name}"] for name in ("access", "stats")}
+    assert {"time", "level", "logger", "message", "pid"} <= set.intersection(*map(set, lines))
+    assert sum("stage" in line for line in lines) >= 4
+    [ready] = [line for line in lines if "decisions" in line]
+    assert ready["url"] == server.url
+    assert len(ready["decisions"]) > 5
+    assert Counter(line["status"] for line in by["access"]) == {200: STREAMS, 503: 40}
+    assert len({line["request_id"] for line in by["access"]}) == STREAMS + 40
+    assert max(line["running"] for line in by["stats"]) == STREAMS
+    assert max(line["generation_tokens_per_second"] for line in by["stats"]) > 0
+    assert not [line for line in server.lines if "Tale" in line]  # nobody's prompt
 
 
 @pytest.mark.slow

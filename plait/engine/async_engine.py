@@ -18,7 +18,7 @@ from plait.core.seeds import derive_seed
 from plait.core.tree import Branch
 from plait.engine import messages as m
 from plait.engine.beside import beside
-from plait.engine.client import EngineClient, Events
+from plait.engine.client import DEFAULT_LOGS, EngineClient, Events
 from plait.engine.gathering import gather
 from plait.engine.outputs import (
     CompletionDelta,
@@ -30,6 +30,7 @@ from plait.engine.outputs import (
 from plait.engine.resolve import model_config
 from plait.engine.stats import EngineStats
 from plait.engine.tokenizer import load_tokenizer
+from plait.logs import LogSettings
 from plait.models.generation import GenerationDefaults, generation_config
 from plait.models.hub import resolve_model
 from plait.text.answer import AnswerText, Piece
@@ -85,11 +86,17 @@ class AsyncEngine:
 
     @classmethod
     async def start(
-        cls, args: EngineArgs, *, on_stage: Callable[[str], None] | None = None, limits_both: bool = False
+        cls,
+        args: EngineArgs,
+        *,
+        on_stage: Callable[[str], None] | None = None,
+        limits_both: bool = False,
+        logs: LogSettings = DEFAULT_LOGS,
     ) -> AsyncEngine:
         """Find the model, start the engine process and load it.
 
-        ``limits_both``: ``memory_limit`` bounds this process and the engine's together.
+        ``limits_both``: ``memory_limit`` bounds this process and the engine's together. ``logs``: how the
+        engine process logs.
 
         Raises:
             ConfigError: settings that cannot hold.
@@ -107,7 +114,7 @@ class AsyncEngine:
         tokenizer = await beside(load_tokenizer, args, path)
         template = _chat_template(args, tokenizer)
         defaults = generation_config(path, tokenizer)
-        client = EngineClient(replace(args, model=str(path)), limits_both=limits_both)
+        client = EngineClient(replace(args, model=str(path)), limits_both=limits_both, logs=logs)
         ready = await client.start(stage)
         info = EngineInfo(
             model=args.served_model_name or args.model,

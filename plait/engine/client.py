@@ -13,6 +13,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -24,9 +25,12 @@ from plait.core.tree import Branch
 from plait.engine import messages as m
 from plait.engine.outputs import EngineDeadError, NobodyReads, RequestFailed, RequestRefused
 from plait.engine.stats import EngineStats
+from plait.logs import LogSettings
 
 STOP_SECONDS = 10.0
 """How long the process may take to end by itself before it is killed."""
+
+DEFAULT_LOGS = LogSettings()
 
 Event = m.Output | Exception
 
@@ -64,10 +68,14 @@ class EngineClient:
     Args:
         args: the engine's settings.
         limits_both: ``memory_limit`` bounds this process too, and not the engine's alone.
+        logs: how the engine process logs.
     """
 
-    def __init__(self, args: EngineArgs, *, limits_both: bool = False) -> None:
+    def __init__(
+        self, args: EngineArgs, *, limits_both: bool = False, logs: LogSettings = DEFAULT_LOGS
+    ) -> None:
         self.args = args
+        self._logs = replace(logs, process="engine")
         self._limits_both = limits_both
         self.dead: EngineDeadError | None = None
         self.ready: m.Ready | None = None
@@ -108,8 +116,8 @@ class EngineClient:
             raise
 
     def _spawn(self, address: str) -> None:
-        args = msgspec.to_builtins(self.args)
-        order = {"address": address, "args": args, "limits_both": self._limits_both}
+        args, logs = msgspec.to_builtins(self.args), msgspec.to_builtins(self._logs)
+        order = {"address": address, "args": args, "limits_both": self._limits_both, "logs": logs}
         line = msgspec.json.encode(order) + b"\n"
         # The engine gets a session of its own: Ctrl-C in a terminal is for the client to handle.
         self._process = subprocess.Popen(

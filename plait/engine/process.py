@@ -6,13 +6,13 @@ closes, the parent is gone and the process ends. Everything else goes over a Zer
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 import shutil
 import sys
 import threading
 import time
-import traceback
 from collections import defaultdict
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,9 +23,12 @@ import zmq
 from plait.config import ConfigError, EngineArgs
 from plait.core.limits import Refused
 from plait.engine import messages as m
+from plait.logs import LogSettings, configure
 
 if TYPE_CHECKING:
     from plait.engine.core import EngineCore, StepOutcome
+
+log = logging.getLogger("plait.engine.process")
 
 IDLE_SECONDS = 1.0
 """Longest sleep without work."""
@@ -40,13 +43,14 @@ class StartOrder(msgspec.Struct):
     args: EngineArgs
     limits_both: bool = False
     """``memory_limit`` bounds the parent's memory too"""
+    logs: LogSettings = LogSettings(process="engine")
 
 
 def _reason(fault: Exception) -> str:
-    """What the client is told. A traceback is printed where the fault may be plait's own."""
+    """What the client is told. A traceback is logged where the fault may be plait's own."""
     if isinstance(fault, ConfigError | ValueError | OSError | MemoryError) and str(fault):
         return str(fault)
-    traceback.print_exc()
+    log.error("the engine could not start", exc_info=fault)
     return f"the engine could not start: {type(fault).__name__}: {fault}"
 
 
@@ -209,6 +213,7 @@ def main() -> int:
             return 1
         line += byte
     order = msgspec.json.decode(line, type=StartOrder)
+    configure(order.logs)
     folder = Path(order.address.removeprefix("ipc://")).parent
     context = zmq.Context()
     socket = context.socket(zmq.ROUTER)
@@ -225,7 +230,7 @@ def main() -> int:
     except KeyboardInterrupt:
         return 130
     except Exception as fault:
-        traceback.print_exc()
+        log.critical("the engine process crashed", exc_info=fault)
         process.crash(f"{type(fault).__name__}: {fault}")
         return 1
     finally:

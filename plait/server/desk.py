@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -49,12 +49,20 @@ class Desk:
     Args:
         max_waiting: most requests that wait for their first token; one more is refused. None: no bound.
         stream_interval: tokens between two events of a stream, after the first.
+        on_order: told each order that is taken.
     """
 
-    def __init__(self, engine: AsyncEngine, max_waiting: int | None = None, stream_interval: int = 1) -> None:
+    def __init__(
+        self,
+        engine: AsyncEngine,
+        max_waiting: int | None = None,
+        stream_interval: int = 1,
+        on_order: Callable[[Order], None] | None = None,
+    ) -> None:
         self._engine = engine
         self._max_waiting = max_waiting
         self._interval = stream_interval
+        self._on_order = on_order
         self._first_token = 1.0
         """seconds to the first token, averaged over the last requests"""
         self.waiting = 0
@@ -80,6 +88,8 @@ class Desk:
 
     async def _deltas(self, order: Order) -> AsyncGenerator[CompletionDelta, None]:
         self._refuse_if_full()
+        if self._on_order is not None:
+            self._on_order(order)
         started = time.monotonic()
         self.waiting += 1
         waits, late = True, False

@@ -5,6 +5,7 @@ from __future__ import annotations
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
+from plait.server.journal import Journal
 from plait.server.settings import ServerSettings
 
 
@@ -19,4 +20,5 @@ def front(app: ASGIApp, settings: ServerSettings) -> ASGIApp:
             allow_credentials=settings.allow_credentials,
             expose_headers=("retry-after", "x-request-id"),
         )
-    return app
+    omits = [path.strip() for path in settings.disable_access_log_for_endpoints.split(",")]
+    return Journal(app, writes=not settings.disable_access_log, omits=omits)

@@ -57,7 +57,8 @@ class Listener:
         config = uvicorn.Config(
             app,
             http=protocol(Limits(settings.client_timeout, openable(settings.max_connections))),
-            log_level=settings.log_level,
+            log_config=None,
+            log_level=settings.uvicorn_log_level,
             access_log=False,
             lifespan="off",
             ws="none",

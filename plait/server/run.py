@@ -16,6 +16,7 @@ from plait.server.front import front
 from plait.server.gate import Gate
 from plait.server.listener import Listener, Signals, bind, url_of
 from plait.server.settings import ServerSettings
+from plait.server.stats_line import log_stats
 
 if TYPE_CHECKING:
     from plait.engine.async_engine import AsyncEngine
@@ -62,14 +63,14 @@ async def serve(
         listener = Listener(front(gate, settings), sock, settings)
         await listener.start()
         try:
-            engine = await _load(args, signals, on_stage)
+            engine = await _load(args, settings, signals, on_stage)
             if engine is None:
                 return
             try:
                 gate.open(create_app(engine, settings))
                 if on_ready is not None:
                     on_ready(engine, url_of(sock, settings.secure))
-                await _until_told(engine, signals)
+                await _until_told(engine, settings, signals)
                 await drain(gate, engine, signals, settings.shutdown_timeout)
             finally:
                 await engine.close(at_once=signals.urgent.is_set())
@@ -78,12 +79,14 @@ async def serve(
 
 
 async def _load(
-    args: EngineArgs, signals: Signals, on_stage: Callable[[str], None] | None
+    args: EngineArgs, settings: ServerSettings, signals: Signals, on_stage: Callable[[str], None] | None
 ) -> AsyncEngine | None:
     """The engine; None if a signal came first."""
     from plait.engine.async_engine import AsyncEngine
 
-    loading = asyncio.ensure_future(AsyncEngine.start(args, on_stage=on_stage, limits_both=True))
+    loading = asyncio.ensure_future(
+        AsyncEngine.start(args, on_stage=on_stage, limits_both=True, logs=settings.logs)
+    )
     told = asyncio.ensure_future(signals.asked.wait())
     try:
         await asyncio.wait({loading, told}, return_when=asyncio.FIRST_COMPLETED)
@@ -95,10 +98,15 @@ async def _load(
     return None if loading.cancelled() else loading.result()
 
 
-async def _until_told(engine: AsyncEngine, signals: Signals) -> None:
-    watching = asyncio.ensure_future(_report_death(engine))
-    await signals.asked.wait()
-    watching.cancel()
+async def _until_told(engine: AsyncEngine, settings: ServerSettings, signals: Signals) -> None:
+    watching = [asyncio.ensure_future(_report_death(engine))]
+    if not settings.disable_log_stats:
+        watching.append(asyncio.ensure_future(log_stats(engine.stats, settings.log_stats_interval)))
+    try:
+        await signals.asked.wait()
+    finally:
+        for task in watching:
+            task.cancel()
 
 
 async def _report_death(engine: AsyncEngine) -> None:

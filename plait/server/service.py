@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from plait.core.sampling_params import SamplingParams, Structure
 from plait.server.desk import Desk
 from plait.server.errors import APIError
+from plait.server.journal import RequestLog
 from plait.server.logprobs import LogprobFormatter
 from plait.server.metrics import ServerMetrics
 from plait.server.prompts import Prompt, Turn
@@ -50,7 +51,8 @@ class Service:
         ends = info.generation_defaults.eos_token_ids
         self.grammars = Grammars(lambda: engine.tokenizer, info.vocab_size, ends)
         self._longest_token = self._most_characters()
-        self.desk = Desk(engine, settings.max_waiting, settings.stream_interval)
+        journal = RequestLog(settings.max_log_len) if settings.enable_log_requests else None
+        self.desk = Desk(engine, settings.max_waiting, settings.stream_interval, journal)
 
     def _most_characters(self) -> int:
         """Characters of the longest token: a text of more than so many for each token does not fit."""

@@ -6,17 +6,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from plait.logs import LogSettings
 from plait.text.parsing.formats import REASONING_PARSERS, TOOL_PARSERS
 
-LOG_LEVELS = ("critical", "error", "warning", "info", "debug", "trace")
+UVICORN_LOG_LEVELS = ("critical", "error", "warning", "info", "debug", "trace")
 
 TEMPLATE_ARGUMENTS = frozenset({"messages", "tools", "add_generation_prompt", "continue_final_message"})
 """What a chat template is given by the request's own fields, and by no variable."""
 
 
-def _flag(default: Any, help: str, flag: str | None = None) -> Any:
-    """A field that the command line makes a flag of, by its name unless ``flag`` says otherwise."""
-    return field(default=default, metadata={"help": help, "flag": flag})
+def _flag(default: Any, help: str, *flags: str) -> Any:
+    """A field that the command line makes a flag of, by its name unless ``flags`` say otherwise."""
+    return field(default=default, metadata={"help": help, "flags": flags})
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +30,7 @@ class ServerSettings:
     """if set, /v1 paths ask for ``Authorization: Bearer <key>``; of several any will do"""
     root_path: str = ""
     """path under which a proxy shows the server"""
-    log_level: str = "warning"
+    uvicorn_log_level: str = "warning"
     shutdown_timeout: float = 20.0
     """seconds that running requests get to end after SIGTERM"""
 
@@ -46,6 +47,21 @@ class ServerSettings:
     allowed_methods: Sequence[str] = _flag(("*",), "HTTP methods that those pages may use.")
     allowed_headers: Sequence[str] = _flag(("*",), "Headers that those pages may send.")
     allow_credentials: bool = _flag(False, "Let those pages send cookies.", "--allow-credentials")
+
+    log_format: str = _flag("text", "text, or json: one object a line, with the fields of each event.")
+    log_level: str = _flag("info", "debug, info, warning, error or critical: plait's own lines.")
+    disable_access_log: bool = _flag(
+        False, "No line for each HTTP request.", "--disable-access-log", "--disable-uvicorn-access-log"
+    )
+    disable_access_log_for_endpoints: str = _flag("", "Paths without such lines, apart by commas.")
+    enable_log_requests: bool = _flag(
+        False, "A line for each request to the engine, with its prompt and parameters."
+    )
+    max_log_len: int | None = _flag(None, "Most characters (or token ids) of a prompt in these lines.")
+    disable_log_stats: bool = _flag(
+        False, "No line with throughput and memory while there is work.", "--disable-log-stats"
+    )
+    log_stats_interval: float = _flag(10.0, "Seconds between two of these lines.")
 
     default_chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
     """handed to the chat template unless the request says otherwise"""
@@ -83,6 +99,10 @@ class ServerSettings:
         return (self.api_key,) if isinstance(self.api_key, str) else tuple(self.api_key)
 
     @property
+    def logs(self) -> LogSettings:
+        return LogSettings(self.log_level, self.log_format)
+
+    @property
     def secure(self) -> bool:
         """Whether the server speaks TLS."""
         return self.ssl_certfile is not None
@@ -90,6 +110,9 @@ class ServerSettings:
     def __post_init__(self) -> None:
         if not all(self.api_keys):
             raise ValueError("--api-key is empty, and would let nobody in; leave it out, or give a key")
+        LogSettings(self.log_level, self.log_format)  # refuses others
+        if not self.log_stats_interval > 0:
+            raise ValueError(f"--log-stats-interval {self.log_stats_interval}: it must be above 0")
         if self.ssl_cert_reqs not in (0, 1, 2):
             raise ValueError(f"--ssl-cert-reqs {self.ssl_cert_reqs}: 0 none, 1 optional, 2 required")
         if self.allow_credentials and "*" in self.allowed_origins:
@@ -101,7 +124,9 @@ class ServerSettings:
             raise ValueError(
                 f"client_timeout={self.client_timeout}: it must be above 0, at most 1000000 seconds"
             )
-        bounds = ("max_waiting", "stream_interval", "max_body_bytes", "max_prompt_tokens", "max_connections")
+        bounds = (
+            "max_waiting", "stream_interval", "max_body_bytes", "max_prompt_tokens", "max_connections", "max_log_len"
+        )  # fmt: skip
         for name in bounds:
             value = getattr(self, name)
             if value is not None and value < 1:
