@@ -49,7 +49,7 @@ class LiveServer:
         self.engine_pid = 0
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
-        if not self._ready.wait(120) or not self.url:
+        if not self._ready.wait(280) or not self.url:
             self.process.kill()
             raise RuntimeError("plait serve did not start:\n" + "\n".join(self.lines))
 
@@ -65,7 +65,7 @@ class LiveServer:
     def metric(self, name: str) -> float:
         """The value of one metric; ``name`` may end in labels, without the model's."""
         name, _, labels = name.partition("{")
-        for line in httpx.get(self.url + "/metrics").text.splitlines():
+        for line in httpx.get(self.url + "/metrics", timeout=120).text.splitlines():
             if line.startswith(name + "{") and labels.rstrip("}") in line:
                 return float(line.rsplit(" ", 1)[1])
         raise KeyError(name)

@@ -11,9 +11,10 @@ from typing import Any
 
 import httpx
 import pytest
-from live import LiveServer, alive
+from live import LiveServer, alive, until
 from malformed import JSON, Malformed, Request
 from thinking import thinking_model
+from wire import LONG, Stopped
 
 TIMEOUT, CONNECTIONS = 1.5, 300
 QUESTION = {"prompt": "Once upon a time", "max_tokens": 8, "temperature": 0, "ignore_eos": True}
@@ -214,3 +215,16 @@ def test_a_body_as_large_as_is_taken(server: LiveServer, answer: str) -> None:
         assert response.json()["error"]["code"] == "context_length_exceeded"
 
     asyncio.run(run())
+
+
+def test_a_client_that_does_not_read_is_cut_off(server: LiveServer, answer: str) -> None:
+    """As one whose machine has gone is: it keeps the connection open, and takes nothing."""
+    client = Stopped(server.url, LONG | {"max_tokens": 3900})
+    try:
+        assert until(lambda: server.metric("vllm:num_requests_running") == 1)
+        asyncio.run(Others(server, answer).during(asyncio.sleep(0)))
+        assert until(lambda: server.metric("vllm:num_requests_running") == 0, 60)
+        with pytest.raises(ConnectionResetError):
+            client.read()
+    finally:
+        client.close()

@@ -14,6 +14,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import resource
+import socket
+import struct
 from asyncio import TimerHandle
 from dataclasses import dataclass, field
 from typing import Any
@@ -28,6 +30,8 @@ MOST_HEAD_BYTES = 64 * 2**10
 """of a request line and its headers"""
 SLOWEST_BODY = 4096
 """bytes a second that a body must come with once its first ``client_timeout`` seconds are over"""
+SEND_BUFFER = 2**18
+"""bytes that the system holds for a client to read (Linux takes this twice)"""
 _OTHER_FILES = 128
 """that a server has open beside its connections, with room"""
 _LINGER = 2.0
@@ -88,6 +92,11 @@ class Connection(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        sock = transport.get_extra_info("socket")
+        if (
+            sock is not None
+        ):  # the system's own bound is megabytes, which a client that does not read would hold
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER)
         limits = self.limits
         if len(self.connections) > limits.most:
             longest = next(iter(limits.idle), None)
@@ -209,6 +218,9 @@ class Connection(HttpToolsProtocol):
     def _late_reader(self) -> None:
         if self.transport.get_write_buffer_size():
             log.debug("a client did not read for %g seconds", self.limits.client_timeout)
+            sock = self.transport.get_extra_info("socket")
+            if sock is not None:  # or else the system goes on holding what was not read
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             self.transport.abort()
 
     def _end(self, error: APIError, speak: bool = True) -> None:
