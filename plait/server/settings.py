@@ -125,7 +125,8 @@ class ServerSettings:
                 f"client_timeout={self.client_timeout}: it must be above 0, at most 1000000 seconds"
             )
         bounds = (
-            "max_waiting", "stream_interval", "max_body_bytes", "max_prompt_tokens", "max_connections", "max_log_len"
+            "max_waiting", "stream_interval", "max_body_bytes", "max_prompt_tokens", "max_connections",
+            "max_log_len",
         )  # fmt: skip
         for name in bounds:
             value = getattr(self, name)
