@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
-__all__ = ["LLM", "SamplingParams", "__version__"]
+__all__ = ["LLM", "SamplingParams", "StructuredOutputsParams", "__version__"]
 
 if TYPE_CHECKING:
     from plait.core.sampling_params import SamplingParams
+    from plait.core.structured_outputs import StructuredOutputsParams
     from plait.llm import LLM
 
 
@@ -22,4 +23,8 @@ def __getattr__(name: str) -> Any:
         from plait.core.sampling_params import SamplingParams
 
         return SamplingParams
+    if name == "StructuredOutputsParams":
+        from plait.core.structured_outputs import StructuredOutputsParams
+
+        return StructuredOutputsParams
     raise AttributeError(f"module 'plait' has no attribute {name!r}")

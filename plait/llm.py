@@ -50,6 +50,17 @@ def engine_args(model: str, settings: dict[str, Any]) -> EngineArgs:
     return EngineArgs(model=model, **own)
 
 
+_POOLING = "plait generates text; it has no pooling models"
+_NOT_HERE = {
+    **dict.fromkeys(("encode", "embed", "classify", "reward", "score"), _POOLING),
+    "beam_search": "beam search is not served; n samples several answers",
+    **dict.fromkeys(("sleep", "wake_up"), "shutdown() gives all memory back; make a new LLM to go on"),
+    **dict.fromkeys(("start_profile", "stop_profile"), "`plait bench kernels` measures the parts of a step"),
+    **dict.fromkeys(("collective_rpc", "apply_model"), "the model lives in the engine process alone"),
+    "get_metrics": "engine.stats() has the figures; a server has /metrics",
+}
+
+
 class LLM:
     """A model, loaded into an engine process of its own.
 
@@ -95,6 +106,17 @@ class LLM:
         if self.engine.tokenizer is None:
             raise ValueError("there is no tokenizer: the engine was started with skip_tokenizer_init")
         return self.engine.tokenizer
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget every prefix that no running request holds; True, as in vLLM, once that is done."""
+        self._blocking.call(self.engine.reset_prefix_cache())
+        return True
+
+    def __getattr__(self, name: str) -> Any:
+        """Methods of vLLM's LLM that have no counterpart here say so."""
+        if name in _NOT_HERE:
+            raise AttributeError(f"LLM.{name}: {_NOT_HERE[name]}")
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def get_default_sampling_params(self) -> SamplingParams:
         """Sampling parameters that the model's generation_config.json asks for."""

@@ -12,8 +12,10 @@ import socket
 import subprocess
 import sys
 import threading
+import tomllib
 from pathlib import Path
 
+import yaml
 from snippets import Block, commands_of, same_output
 from thinking import thinking_model
 
@@ -215,6 +217,10 @@ class Reader:
                 self._bash(block, "node page.mjs")
             case "json":
                 json.loads(text)
+            case "toml":
+                tomllib.loads(text)
+            case "yaml":
+                assert list(yaml.safe_load_all(text))
 
     def _port(self, block: Block, port: int) -> int:
         if port not in self._ports or not self._ports[port].up:

@@ -79,7 +79,7 @@ def faults(block: Block) -> list[str]:
     return []
 
 
-RUN = ("bash", "console", "python", "json", "javascript")
+RUN = ("bash", "console", "python", "javascript", "json", "toml", "yaml")
 _COMMAND = re.compile(r"^\s*(\$ |plait |curl |pip |python |make |export |import |from )", re.MULTILINE)
 
 

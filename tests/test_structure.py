@@ -20,7 +20,7 @@ from plait.core.sampling_params import SamplingParams, Structure, ThinkingBudget
 from plait.engine.core import EngineCore
 from plait.engine.messages import params_from_wire, params_to_wire
 from plait.text.grammar import GrammarError, Grammars
-from plait.text.structure import of_choice, of_grammar, of_json_object, of_regex, of_schema
+from plait.text.structure import of_choice, of_grammar, of_json_object, of_lark, of_regex, of_schema
 from plait.worker.structure import StructureState
 
 TOKENS = tokenizer()
@@ -68,6 +68,45 @@ def test_the_end_may_come_where_the_grammar_may_stop() -> None:
     for _ in range(3):  # with ignore_eos the end may be asked for again
         at.append(END)
         assert allowed(at) == {END}
+
+
+LARGE = of_lark(
+    'start: "x" | "y" VALUE\nVALUE: TEXT "\\n</parameter>\\n"\n'
+    r"TEXT: /(?s:.{0,800})/ & ~/(?s:.*)(<\/parameter>|\n<parameter=|<\/tool_call>)(?s:.*)/"
+)
+"""Its second branch goes beyond the limits at the first token of its text."""
+
+
+def test_nothing_may_come_where_a_grammar_outgrows_its_limits() -> None:
+    """Above all no end, which would pass half an answer off as a whole one."""
+    at = state(Structure(LARGE))
+    assert allowed(at) == {*TOKENS.encode("x"), *TOKENS.encode("y")}
+    at.append(TOKENS.encode("y")[0])
+    assert allowed(at) == set()
+    COMPILER.forget(LARGE)
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_an_answer_that_outgrows_its_grammar_is_refused_and_others_are_not(model: Path, ahead: bool) -> None:
+    core = make_core(model, async_scheduling=ahead)
+    x, y = TOKENS.encode("x")[0], TOKENS.encode("y")[0]
+    for token, ends in ((y, None), (x, "stop"), (y, None), (x, "stop")):
+        core.add(
+            "a",
+            [5, 6],
+            SamplingParams(structure=Structure(LARGE), logit_bias={token: 50.0}),
+            seed=1,
+            max_tokens=20,
+        )
+        refused, finished = {}, None
+        while core.has_work:
+            outcome = core.step()
+            refused |= outcome.refused
+            finished = next((p.finish_reason for p in outcome.progress if p.finish_reason), finished)
+        assert finished == ends
+        assert bool(refused) == (ends is None)
+        assert not refused or "limits" in refused["a"]
+    core.close()
 
 
 def test_reasoning_is_free_and_neither_ends_the_answer_nor_calls() -> None:

@@ -9,6 +9,8 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from plait.core.structured_outputs import StructuredOutputsParams
+
 MAX_LOGPROBS = 64
 """Most alternatives per position that may be asked for."""
 
@@ -85,8 +87,9 @@ class SamplingParams:
         logprobs: alternatives to report per generated token (the chosen token always comes too).
         prompt_logprobs: the same for prompt tokens; such a request does not read the prefix cache.
         logit_bias: token id to a number added to its logit.
-        thinking_budget: ends the reasoning in time.
-        structure: what the answer must look like.
+        structured_outputs: what the answer must look like, after its reasoning.
+        thinking_token_budget: most tokens of reasoning.
+        thinking_budget, structure: what the two above come to for a model and a prompt; an engine sets them.
 
     Raises:
         ValueError: a value outside its range; the message names the field and the range.
@@ -112,6 +115,8 @@ class SamplingParams:
     skip_special_tokens: bool = True
     include_stop_str_in_output: bool = False
     logit_bias: Mapping[int, float] | None = None
+    structured_outputs: StructuredOutputsParams | None = None
+    thinking_token_budget: int | None = None
     thinking_budget: ThinkingBudget | None = None
     structure: Structure | None = None
 
@@ -167,6 +172,15 @@ class SamplingParams:
                 _refuse(name, value, f"it must be an integer from 0 to {MAX_LOGPROBS}")
         if self.seed is not None and (not _is_int(self.seed) or not -(2**63) <= self.seed < 2**64):
             _refuse("seed", self.seed, "it must be an integer of at most 64 bits")
+
+        budget = self.thinking_token_budget
+        if budget is not None and (not _is_int(budget) or not 0 <= budget < _MOST):
+            _refuse("thinking_token_budget", budget, "it must be an integer from 0 up")
+        form = self.structured_outputs
+        if form is not None and not isinstance(form, StructuredOutputsParams):
+            _refuse("structured_outputs", form, "it must be a StructuredOutputsParams(...)")
+        if form is not None and self.structure is not None:
+            _refuse("structured_outputs", form, "structure says the same; give one of them")
 
     def _check_types(self) -> None:
         for name in ("stop", "stop_token_ids"):

@@ -19,6 +19,7 @@ from plait.core.tree import Branch
 from plait.engine import messages as m
 from plait.engine.beside import beside
 from plait.engine.client import DEFAULT_LOGS, EngineClient, Events
+from plait.engine.forms import Forms
 from plait.engine.gathering import gather
 from plait.engine.outputs import (
     CompletionDelta,
@@ -63,6 +64,8 @@ class Tokenized:
     text: str | None
     tokens: list[int]
     boundaries: Boundaries = field(default_factory=Boundaries)
+    rendered: bool = False
+    """it is a conversation, as a chat template wrote it"""
 
 
 class AsyncEngine:
@@ -79,6 +82,7 @@ class AsyncEngine:
         self.tokenizer = tokenizer
         self.chat_template = chat_template
         self._client = client
+        self._forms = Forms(tokenizer, chat_template)
         self._seeds = itertools.count()
         self._numbers = itertools.count()
         self._live: dict[str, list[str]] = {}
@@ -161,8 +165,9 @@ class AsyncEngine:
         """
         text: str | None = None
         tokens: Any = prompt
-        boundaries = Boundaries()
+        boundaries, rendered = Boundaries(), False
         if isinstance(prompt, Mapping):
+            rendered = "boundaries" in prompt
             boundaries = prompt.get("boundaries") or boundaries
             text, tokens = prompt.get("prompt"), prompt.get("prompt_token_ids")
             if tokens is None:
@@ -178,7 +183,10 @@ class AsyncEngine:
         bad = next((t for t in tokens if not 0 <= t < limit), None)
         if bad is not None:
             raise RequestRefused(f"token id {bad} is outside the vocabulary of {limit}")
-        return Tokenized(text, list(tokens), boundaries)
+        return Tokenized(text, list(tokens), boundaries, rendered)
+
+    def _formed(self, params: SamplingParams, prompt: Tokenized) -> SamplingParams:
+        return self._forms.applied(params, prompt.text, prompt.tokens, prompt.rendered)
 
     def _accept(self, prompt: Prompt, params: SamplingParams, priority: int) -> Tokenized:
         """The prompt's tokens; refuses what would have no effect."""
@@ -222,7 +230,7 @@ class AsyncEngine:
             EngineDeadError: the engine process has ended.
         """
         tokenized = self._accept(prompt, params, priority)
-        params = _prefill_alone(params, kv_transfer_params)
+        params = _prefill_alone(self._formed(params, tokenized), kv_transfer_params)
         # Closing this generator must close the inner one now, not when it is collected.
         async with aclosing(
             self._stream(
@@ -252,7 +260,7 @@ class AsyncEngine:
     ) -> RequestOutput:
         """The whole answers. Raises as ``stream``."""
         tokenized = self._accept(prompt, params, priority)
-        params = _prefill_alone(params, kv_transfer_params)
+        params = _prefill_alone(self._formed(params, tokenized), kv_transfer_params)
         request_id = request_id or _new_id()
         deltas = self._stream(
             tokenized, params, request_id, priority, cache_salt or "", shown_ids, kv_transfer_params

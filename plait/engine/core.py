@@ -298,6 +298,7 @@ class EngineCore:
             outcome.failed |= dict.fromkeys(failed.intersection(step.fault.request_ids), NOT_FINITE)
             for request_id in failed.intersection(step.fault.barred):
                 outcome.refused[request_id] = OUTGROWN if request_id in structured else ALL_BARRED
+                self.structured.outgrown(request_id)
         outcome.progress += self.scheduler.update(step.plan, step.result, step.seconds)
         self._last_end = step.ended if self.has_work else None
 

@@ -58,6 +58,11 @@ class GrammarQueue:
         """The matcher of a grammar that a request here has; copy it."""
         return next(matcher for held, matcher in self._held.values() if held == grammar)
 
+    def outgrown(self, request_id: str) -> None:
+        """The request's grammar went beyond its limits, which all that share it feel from then on."""
+        if (held := self._held.get(request_id)) is not None:
+            self._grammars.forget(held[0])
+
     def forget(self, request_id: str) -> bool:
         """The request has ended. Whether it waited here."""
         self._held.pop(request_id, None)

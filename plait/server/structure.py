@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -11,12 +10,6 @@ from plait.server.errors import APIError
 from plait.text import structure
 
 _SCHEMA_FIELDS = {"type", "name", "description", "schema", "strict"}
-_KINDS = ("json", "json_object", "regex", "choice", "grammar")
-_NEUTRAL: dict[str, Any] = {
-    "disable_fallback": (True, False),
-    "disable_any_whitespace": (False,),
-    "disable_additional_properties": (False,),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,38 +78,11 @@ def of_structured_outputs(given: Mapping[str, Any] | None) -> Form | None:
     Raises:
         APIError: what it asks for is not served, or is more than one thing.
     """
-    param = "structured_outputs"
-    asked = {key: value for key, value in (given or {}).items() if value is not None and value is not False}
-    for key, values in _NEUTRAL.items():
-        if asked.pop(key, False) not in values:
-            raise APIError(400, f"{param}.{key} is not served; leave it out", param)
-    if unknown := asked.keys() - set(_KINDS):
-        raise APIError(400, f"{param}.{min(unknown)} is not served; served are {', '.join(_KINDS)}", param)
-    if len(asked) > 1:
-        raise APIError(400, f"{param} asks for {' and '.join(sorted(asked))}: send one of them", param)
-    for kind, value in asked.items():
-        where = f"{param}.{kind}"
-        match kind, value:
-            case "json", _:
-                return _form(where, structure.of_schema, _parsed(value, where))
-            case "json_object", True:
-                return _form(where, structure.of_schema, {"type": "object"})
-            case "regex", str():
-                return _form(where, structure.of_regex, value)
-            case "choice", list():
-                return _form(where, structure.of_choice, value)
-            case "grammar", str():
-                return _form(where, structure.of_grammar, value)
-        raise APIError(400, f"{where} is of the wrong type", param)
-    return None
-
-
-def _parsed(value: Any, where: str) -> Any:
-    """A schema, perhaps written as text."""
     try:
-        return json.loads(value) if isinstance(value, str) else value
-    except (ValueError, RecursionError):
-        raise APIError(400, f"{where} is no JSON", where) from None
+        asked = structure.of_structured_outputs(given or {})
+    except structure.FormError as fault:
+        raise APIError(400, str(fault), fault.field) from None
+    return None if asked is None else Form(asked[1], asked[0], asked[2])
 
 
 def _form(param: str, make: Callable[[Any], str], value: Any) -> Form:

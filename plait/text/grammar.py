@@ -16,8 +16,9 @@ MOST_BYTES = 512 * 1024
 _KEPT = 128
 """Compiled grammars kept for the next request."""
 _THREADS = 2
-_LIMITS = LLParserLimits(max_lexer_states=50_000, verbose_errors=False)
-"""About 100 MB at most for each grammar; compiling ends within a second, the next token within some 10 ms."""
+_LIMITS = LLParserLimits(max_lexer_states=50_000, step_lexer_fuel=1_000_000, verbose_errors=False)
+"""About 100 MB at most for each grammar; compiling ends within a second, the next token within some 10 ms (a
+place of the grammar that no answer has come to yet: 60 ms at most)."""
 
 
 class GrammarError(ValueError):
@@ -74,6 +75,11 @@ class Grammars:
                     self._kept.popitem(last=False)
             self._kept.move_to_end(grammar)
             return known
+
+    def forget(self, grammar: str) -> None:
+        """Compile it anew for the next request: its copies share what went beyond the limits."""
+        with self._lock:
+            self._kept.pop(grammar, None)
 
     def holds(self, grammar: str) -> bool:
         """Whether a grammar can be compiled; waits for it."""

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from llguidance import LLMatcher, grammar_from
+
+from plait.core.structured_outputs import KINDS
 
 WHITE_SPACE = r"\n[ \t]{0,64}|[ ]"
 """Between the parts of JSON: a space, or a new line with its indentation. A model can lose itself in white
@@ -23,6 +25,12 @@ LENIENT = {"coerce_one_of": True, "lenient": True}
 MOST_BYTES = 256 * 1024
 """Longest grammar or schema, as it is written."""
 _MOST_DEPTH = 64
+_NEUTRAL: dict[str, Any] = {
+    "disable_fallback": (True, False),
+    "disable_any_whitespace": (False,),
+    "disable_additional_properties": (False,),
+}
+"""Fields of ``structured_outputs`` that are taken where they ask for nothing."""
 
 
 def of_schema(schema: Any) -> str:
@@ -66,6 +74,70 @@ def _too_deep(value: Any) -> bool:
         if not level:
             return False
     return True
+
+
+class FormError(ValueError):
+    """A form that cannot be had.
+
+    Args:
+        field: what asked for it.
+        message: says so in words.
+    """
+
+    def __init__(self, field: str, message: str) -> None:
+        super().__init__(message)
+        self.field = field
+
+
+def of_structured_outputs(given: Mapping[str, Any]) -> tuple[str, str, Any] | None:
+    """``{"json" | "json_object" | "regex" | "choice" | "grammar": ...}``, as vLLM has it.
+
+    Returns:
+        The field that asks, the grammar, and the schema if it is JSON; None: nothing is asked for.
+
+    Raises:
+        FormError: what it asks for is not served, or is more than one thing.
+    """
+    top = "structured_outputs"
+    asked = {key: value for key, value in given.items() if value is not None and value is not False}
+    for key, values in _NEUTRAL.items():
+        if asked.pop(key, False) not in values:
+            raise FormError(top, f"{top}.{key} is not served; leave it out")
+    if unknown := asked.keys() - set(KINDS):
+        raise FormError(top, f"{top}.{min(unknown)} is not served; served are {', '.join(KINDS)}")
+    if len(asked) > 1:
+        raise FormError(top, f"{top} asks for {' and '.join(sorted(asked))}: send one of them")
+    for kind, value in asked.items():
+        field = f"{top}.{kind}"
+        match kind, value:
+            case "json", _:
+                schema = _parsed(value, field)
+                return field, _made(field, of_schema, schema), schema
+            case "json_object", True:
+                return field, of_json_object(), {"type": "object"}
+            case "regex", str():
+                return field, _made(field, of_regex, value), None
+            case "choice", list() | tuple():
+                return field, _made(field, of_choice, value), None
+            case "grammar", str():
+                return field, _made(field, of_grammar, value), None
+        raise FormError(top, f"{field} is of the wrong type")
+    return None
+
+
+def _parsed(value: Any, field: str) -> Any:
+    """A schema, perhaps written as text."""
+    try:
+        return json.loads(value) if isinstance(value, str) else value
+    except (ValueError, RecursionError):
+        raise FormError(field, f"{field} is no JSON") from None
+
+
+def _made(field: str, make: Callable[[Any], str], value: Any) -> str:
+    try:
+        return make(value)
+    except ValueError as fault:
+        raise FormError(field, f"{field}: {fault}") from None
 
 
 def of_json_object() -> str:

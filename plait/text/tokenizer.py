@@ -90,6 +90,30 @@ class Tokenizer:
         """Jinja source of the template used without tools, or None."""
         return self.chat_templates.get("default")
 
+    def apply_chat_template(
+        self,
+        conversation: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = False,
+        continue_final_message: bool = False,
+        tokenize: bool = True,
+        **template_kwargs: Any,
+    ) -> str | list[int]:
+        """A conversation as the model's chat template writes it; arguments as in transformers.
+
+        Returns:
+            Its token ids, or its text if not ``tokenize``.
+
+        Raises:
+            ChatError: there is no template, or it refuses the messages.
+        """
+        from plait.text.chat import ChatTemplate
+
+        text = ChatTemplate.of(self).render(
+            list(conversation), tools, add_generation_prompt, continue_final_message, **template_kwargs
+        )
+        return self.encode_chat(text) if tokenize else text
+
     @property
     def special_tokens_map(self) -> dict[str, str]:
         """The named special tokens as chat templates see them: ``bos_token``, ``eos_token``, ..."""

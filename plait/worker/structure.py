@@ -30,7 +30,11 @@ class Matcher(Protocol):
         ...
 
     def compute_bitmask(self) -> bytes:
-        """One bit per token that may come next, the lowest first; none in error."""
+        """One bit per token that may come next, the lowest first; in error those of the ends alone."""
+        ...
+
+    def is_error(self) -> bool:
+        """Whether the text left the grammar, or its limits."""
         ...
 
 
@@ -93,6 +97,8 @@ class StructureState:
             return allowed
         bits = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8)
         allowed = np.unpackbits(bits, count=self._vocab_size, bitorder="little").view(bool)
+        if self._matcher.is_error():  # an end here would pass half an answer off as a whole one
+            return np.zeros(self._vocab_size, dtype=bool)
         if self._part is _Part.LEAD:
             allowed[list(self._structure.lead)] = True
         elif self._part is _Part.FRONT:

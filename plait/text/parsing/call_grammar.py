@@ -21,7 +21,9 @@ _NOTES = {"title", "description", "default", "examples", "deprecated", "$comment
 _OBJECT = _NOTES | {
     "type", "properties", "required", "additionalProperties", "$defs", "definitions", "$schema", "$id",
 }  # fmt: skip
-_VALUE_ENDS = ("</parameter>", "\n<parameter=", "</tool_call>", "</function>\n</tool_call>")
+_VALUE_ENDS = ("</parameter>", "\n<parameter=", "</tool_call>")
+_MOST_LENGTH = 128
+"""Longest text whose length is counted where that is only a hint: each character makes the grammar larger."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,6 +197,8 @@ class CallGrammar:
     def _text(where: str, schema: Mapping[str, Any], strict: bool) -> str:
         """A regular expression of the texts that a schema of strings allows."""
         least, most = schema.get("minLength", 0), schema.get("maxLength", "")
+        if not strict and any(isinstance(n, int) and n > _MOST_LENGTH for n in (least, most)):
+            least, most = 0, ""
         if strict and (unkept := schema.keys() - _NOTES - {"type", "minLength", "maxLength"}):
             raise ValueError(f"{where}: {min(unkept)} cannot be kept in this model's format of calls")
         if strict and not (schema.get("type") in (None, "string") or least == 0 == len(str(most))):

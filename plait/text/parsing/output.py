@@ -63,6 +63,10 @@ class OutputFormat:
         form, end = REASONING[self.reasoning], prompt.rstrip()
         return end.endswith(form.open) or (form.begins_inside and not end.endswith(form.close))
 
+    def ends_inside(self, prompt: str) -> bool:
+        """Whether a prompt of any kind ends with the tag that begins the reasoning."""
+        return self.reasoning is not None and prompt.rstrip().endswith(REASONING[self.reasoning].open)
+
     def parser(
         self,
         prompt: str,
