@@ -20,7 +20,7 @@ from plait.foreign import FOREIGN, answer_to
 _SHARE_FLAG = "--gpu-memory-utilization"
 _OTHERS = 0.9
 """Part of the memory at hand that a share of the machine's memory may come to: others grow, too."""
-ENGINE_COMMANDS = ("serve", "generate", "chat", "explain")
+ENGINE_COMMANDS = ("serve", "generate", "chat", "explain", "eval")
 
 
 def with_engine_flags(command: Callable[..., Any]) -> Callable[..., Any]:

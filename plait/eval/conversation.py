@@ -43,8 +43,8 @@ class Conversation:
         return self
 
     def calls(self, name: str, arguments: dict[str, Any]) -> Conversation:
-        call = {"id": f"call_{len(self.messages)}", "type": "function"}
-        call["function"] = {"name": name, "arguments": arguments}
+        function = {"name": name, "arguments": arguments}
+        call = {"id": f"call_{len(self.messages)}", "type": "function", "function": function}
         self.messages.append({"role": "assistant", "content": "", "tool_calls": [call]})
         return self
 
