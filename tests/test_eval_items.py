@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from random import Random
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from plait.eval.conversation import Conversation, size
@@ -88,6 +88,7 @@ def test_words_are_split_with_some_on_both_sides():
     assert 0.08 < sum(sums) / len(sums) < 0.12
 
 
+@settings(deadline=None)
 @given(st.integers(0, 10**6), st.sampled_from(sorted(KINDS)))
 def test_questions_are_the_same_for_a_seed_and_can_be_answered(seed: int, kind: str):
     [first], [again] = questions(kind, 1, seed), questions(kind, 1, seed)
@@ -106,6 +107,7 @@ def test_questions_are_the_same_for_a_seed_and_can_be_answered(seed: int, kind: 
         assert all(str(value) in text for value in function["arguments"].values())
 
 
+@settings(deadline=None)
 @given(st.integers(0, 10**6), st.booleans())
 def test_a_conversation_has_one_answer_to_its_question(seed: int, held: bool):
     chat = talk.talk(Draw(Random(seed), held), 300)
@@ -120,6 +122,7 @@ def test_a_conversation_has_one_answer_to_its_question(seed: int, held: bool):
     assert any(value in message["content"] for message in chat.prompt)
 
 
+@settings(deadline=None)
 @given(st.integers(0, 10**6), st.booleans(), st.integers(1, 3))
 def test_the_last_move_of_a_person_is_the_answer(seed: int, held: bool, people: int):
     chat = recall.track(Draw(Random(seed), held), 200, people)

@@ -1,8 +1,8 @@
 """Questions and answers from a JSONL file, in the format of GSM8K.
 
 Each line is ``{"question": ..., "answer": ...}``. An answer that ends in ``#### 42`` is the number 42; of
-what the model says, the number behind its own ``####`` counts, else the last number. Any other answer is compared
-as text.
+what the model says, the number behind its own ``####`` counts, else the last number. Any other answer is
+compared as text.
 """
 
 from __future__ import annotations
@@ -60,11 +60,11 @@ def _question(path: Path, number: int, line: str) -> Question:
 def _judge(path: Path, number: int, answer: str) -> tuple[Callable[[Said], bool], str]:
     """What is right, and how it is shown."""
     if "####" not in answer:
-        return (lambda said: said.error is None and said.content.strip() == answer.strip()), answer.strip()
+        return (lambda said: said.content.strip() == answer.strip()), answer.strip()
     value = marked_number(answer)
     if value is None:
         raise ValueError(f"{path}, line {number}: behind #### there must be a number")
-    return (lambda said: said.error is None and number_of(said.content) == value), str(value)
+    return (lambda said: number_of(said.content) == value), str(value)
 
 
 def marked_number(text: str) -> Decimal | None:

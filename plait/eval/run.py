@@ -19,7 +19,7 @@ class Answered:
 
     @property
     def right(self) -> bool:
-        return self.question.right(self.said)
+        return self.said.error is None and self.question.right(self.said)
 
     def to_dict(self) -> dict[str, Any]:
         return {

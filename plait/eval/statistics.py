@@ -56,6 +56,9 @@ class Paired:
         the two differ would be, were both equally good."""
         differing = self.first_only + self.second_only
         fewer = min(self.first_only, self.second_only)
-        tail = sum(math.comb(differing, i) for i in range(fewer + 1))
+        tail = ways = 1  # of choosing i among them, summed over i up to the fewer
+        for i in range(fewer):
+            ways = ways * (differing - i) // (i + 1)
+            tail += ways
         # Whole numbers, so that no power of two is too large for a float.
         return min(1.0, (2 * tail) / (1 << differing))

@@ -53,5 +53,14 @@ def train(
     )
 
 
+@app.command()
+def export(folder: Folder, target: Annotated[Path, typer.Argument(help="the model's folder")]) -> None:
+    """Write the weights of the run as a model that plait and transformers load."""
+    from tools.train_tiny.export import export_run
+
+    progress = export_run(folder, target)
+    print(f"{target}: after {progress.tokens:,} tokens, {progress.cpu / 3600:.2f} hours of processor time")
+
+
 if __name__ == "__main__":
     app()

@@ -89,13 +89,13 @@ _EVERYTHING = {
 
 STAGES: tuple[Stage, ...] = (
     Stage(
-        "words", 128, 2048,
+        "words", 128, 1024,
         {"drill words": 55, "drill digits": 8, "recall": 6, "dense": 6, "talk": 3, "track": 3, "calls": 7,
          "copy": 3, "sort": 2, "sums": 4, "about": 3},
         {"drill words": 0.8}, 300_000, 4_000_000,
     ),
     Stage(
-        "digits", 192, 2304,
+        "digits", 192, 1536,
         {"drill words": 10, "drill digits": 36, "recall": 12, "dense": 10, "talk": 6, "track": 4, "calls": 9,
          "copy": 3, "sort": 2, "sums": 5, "about": 3},
         {"drill digits": 0.8, "codes 100": 0.7}, 300_000, 4_000_000,
