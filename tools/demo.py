@@ -86,8 +86,8 @@ def remembering(talk: Talk) -> None:
         first = output.metrics.first_token or 0.0
         count, cached = len(output.prompt_token_ids), output.num_cached_tokens
         print(
-            f"{number:>9} question: {count} prompt tokens, {cached} of them from the prefix cache; first token "
-            f"after {1000 * first:.1f} ms"
+            f"{number:>9} question: {count} prompt tokens, {cached} of them from the prefix cache; "
+            f"first token after {1000 * first:.1f} ms"
         )
 
 

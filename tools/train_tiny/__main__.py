@@ -1,4 +1,4 @@
-"""Commands that make plait-tiny, in order: tokenizer, train, export."""
+"""Commands that make plait-tiny, in order: tokenizer, train, export, card."""
 
 from __future__ import annotations
 
@@ -60,6 +60,18 @@ def export(folder: Folder, target: Annotated[Path, typer.Argument(help="the mode
 
     progress = export_run(folder, target)
     print(f"{target}: after {progress.tokens:,} tokens, {progress.cpu / 3600:.2f} hours of processor time")
+
+
+@app.command()
+def card(
+    folder: Folder,
+    result: Annotated[Path, typer.Argument(help="what plait eval --output wrote")],
+    target: Annotated[Path, typer.Argument(help="the model's folder")],
+) -> None:
+    """Write the model card."""
+    from tools.train_tiny.card import write_card
+
+    write_card(folder, result, target)
 
 
 if __name__ == "__main__":
