@@ -1,4 +1,4 @@
-"""The command line: ``plait serve | generate | chat | pull | explain | bench | version``."""
+"""The command line: ``plait serve | generate | chat | pull | explain | bench | eval | version``."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ from plait.cli_options import (
 )
 from plait.cli_report import Download, Stages, fail, note, show_explanation, show_ready
 from plait.config import EngineArgs
+from plait.eval.cli import evaluate
 
 app = typer.Typer(
     name="plait",
@@ -33,6 +34,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(bench)
+app.command("eval")(evaluate)
 
 Model = Annotated[
     str, typer.Argument(help="A folder, a GGUF file, an id on the Hugging Face hub, or a built-in name.")

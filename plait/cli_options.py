@@ -18,7 +18,7 @@ from plait.config import EngineArgs
 from plait.foreign import FOREIGN, answer_to
 from plait.logs import LogSettings
 
-ENGINE_COMMANDS = ("serve", "generate", "chat", "explain")
+ENGINE_COMMANDS = ("serve", "generate", "chat", "explain", "eval")
 
 
 def with_engine_flags(command: Callable[..., Any]) -> Callable[..., Any]:

@@ -44,6 +44,11 @@ def note(line: str) -> None:
     _console.print(Text(line, style="dim"))
 
 
+def murmur(text: str) -> None:
+    """A piece of text of lesser weight, as it comes."""
+    _console.print(Text(text, style="dim"), end="")
+
+
 def fail(message: str) -> None:
     """The one message of a command that ends for a reason the user can mend."""
     if structured():

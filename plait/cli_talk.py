@@ -10,12 +10,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from plait.blocking import BlockingEngine
-from plait.cli_report import Stages, note
+from plait.cli_report import Stages, murmur, note
 from plait.config import EngineArgs
 from plait.core.sampling_params import SamplingParams
 from plait.engine.memory import in_words
 from plait.engine.outputs import CompletionDelta, RequestRefused
 from plait.text.conversation import encode_conversation
+from plait.text.parsing import Content, OutputFormat, OutputParser, Reasoning
 
 HELP = (
     "/exit ends, /reset forgets the conversation, /system TEXT sets the system prompt, Ctrl-C stops an answer"
@@ -49,6 +50,53 @@ class Figures:
         return ", ".join(parts)
 
 
+class Printer:
+    """Prints one answer: what is said to standard output, and reasoning, dim, to standard error."""
+
+    def __init__(self, parser: OutputParser | None) -> None:
+        self._parser = parser
+        self._said: list[str] = []
+        self._thought = ""
+
+    def take(self, delta: CompletionDelta) -> None:
+        if self._parser is None:
+            self._say(delta.text)
+            return
+        events = self._parser.feed(delta.text, delta.token_ids, delta.starts)
+        if delta.finish_reason is not None:
+            cut = isinstance(delta.stop_reason, str)
+            events += self._parser.finish("cut" if cut else delta.finish_reason)
+        for event in events:
+            match event:
+                case Reasoning(text):
+                    self._think(text)
+                case Content(text):
+                    self._say(text)
+
+    def _think(self, text: str) -> None:
+        self._thought = text
+        murmur(text)
+
+    def _say(self, text: str) -> None:
+        if self._thought and text:
+            murmur("" if self._thought.endswith("\n") else "\n")
+            self._thought = ""
+        self._said.append(text)
+        sys.stdout.write(text)
+        sys.stdout.flush()
+
+    def stop(self) -> None:
+        """The answer was broken off."""
+        self._say("\n")
+
+    def end(self) -> str:
+        """End the line; what was said."""
+        said = "".join(self._said)
+        sys.stdout.write("\n" if said and not said.endswith("\n") else "")
+        sys.stdout.flush()
+        return said
+
+
 def _given(sampling: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in sampling.items() if value is not None}
 
@@ -61,6 +109,8 @@ class Talker:
         self.engine = blocking.engine
         defaults: dict[str, Any] = self.engine.info.generation_defaults.sampling()
         self._params = SamplingParams(**defaults | _given(sampling))
+        template, tokenizer = self.engine.chat_template, self.engine.tokenizer
+        self._format = OutputFormat(tokenizer, template.source) if template and tokenizer else None
 
     def render(self, messages: list[dict[str, Any]]) -> dict[str, Any]:
         """A conversation as a prompt.
@@ -74,23 +124,24 @@ class Talker:
         return encode_conversation(template, tokenizer, messages).prompt()
 
     def answer(self, prompt: str | dict[str, Any], figures: Figures) -> str:
-        """Print the answer to ``prompt`` while it is made, and return it. Ctrl-C ends it early."""
-        text: list[str] = []
-        stream: AsyncIterator[CompletionDelta] = self.engine.stream(prompt, self._params)
+        """Print the answer to ``prompt`` while it is made, and return it. Ctrl-C ends it early.
+
+        In a conversation reasoning is told apart: it goes to standard error, and is not returned.
+        """
+        parser, shown = None, frozenset[int]()
+        if isinstance(prompt, dict) and self._format is not None and self._format.reasoning:
+            parser, shown = self._format.parser(prompt["prompt"]), self._format.shown_ids
+        printer = Printer(parser)
+        stream: AsyncIterator[CompletionDelta] = self.engine.stream(prompt, self._params, shown_ids=shown)
         with closing(self._blocking.iterate(stream)) as deltas:  # type: ignore[type-var]
             try:
                 for delta in deltas:
                     figures.add(delta)
-                    text.append(delta.text)
-                    sys.stdout.write(delta.text)
-                    sys.stdout.flush()
+                    printer.take(delta)
             except KeyboardInterrupt:
-                text.append("\n")
-                sys.stdout.write("\n")
+                printer.stop()
                 note("stopped")
-        sys.stdout.write("\n" if text and not text[-1].endswith("\n") else "")
-        sys.stdout.flush()
-        return "".join(text)
+        return printer.end()
 
 
 def _start(args: EngineArgs) -> BlockingEngine:

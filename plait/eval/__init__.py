@@ -1,0 +1,1 @@
+"""The accuracy gate: held-out questions, exact answers, and statistics that say what a difference means."""

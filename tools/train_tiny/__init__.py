@@ -1,0 +1,1 @@
+"""How plait-tiny is made: `python -m tools.train_tiny --help`."""
