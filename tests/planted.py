@@ -83,7 +83,7 @@ class OneTokenOff(Fault):
 
     def __init__(self, core: EngineCore) -> None:
         super().__init__(core)
-        self._spare = [core.scheduler.cache.lend(Kind.STATE) for _ in range(4)]
+        self._spare = [core.scheduler.cache.loans.lend(Kind.STATE) for _ in range(4)]
         assert all(self._spare)
 
     def before(self, plan: StepPlan) -> StepPlan:
