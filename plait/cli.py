@@ -84,13 +84,14 @@ def serve(
     host: Annotated[str, _server_option("--host", "Address to listen on; 0.0.0.0 for all.")] = "127.0.0.1",
     port: Annotated[int, _server_option("--port", "Port to listen on.", min=0, max=65535)] = 8000,
     api_key: Annotated[
-        str | None, _server_option("--api-key", "Key that clients must send.", envvar="PLAIT_API_KEY")
+        str | None,
+        _server_option("--api-key", "Key that clients must send; none by default.", envvar="PLAIT_API_KEY"),
     ] = None,
     uvicorn_log_level: Annotated[
         str, _server_option("--uvicorn-log-level", "critical, error, warning, info or debug.")
     ] = "warning",
     root_path: Annotated[
-        str, _server_option("--root-path", "Path under which a proxy shows the server.")
+        str, _server_option("--root-path", "Path under which a proxy shows the server; none by default.")
     ] = "",
     shutdown_timeout: Annotated[
         float, _server_option("--shutdown-timeout", "Seconds that running requests get to end.", min=0)
@@ -117,7 +118,9 @@ def serve(
     max_waiting: Annotated[
         int | None,
         _server_option(
-            "--max-waiting", "Most requests that wait for their first token; one more gets a 429.", min=1
+            "--max-waiting",
+            "Most requests that wait for their first token; one more gets a 429. No bound by default.",
+            min=1,
         ),
     ] = None,
     stream_interval: Annotated[
