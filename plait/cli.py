@@ -96,7 +96,7 @@ def serve(
         list[str] | None,
         _server_option(
             "--api-key",
-            "Key that clients must send; given several times, any of them will do.",
+            "Key that clients must send; given several times, any of them will do; none by default.",
             envvar=["PLAIT_API_KEY", "VLLM_API_KEY"],
         ),
     ] = None,
@@ -104,7 +104,7 @@ def serve(
         str, _server_option("--uvicorn-log-level", "critical, error, warning, info or debug.")
     ] = "warning",
     root_path: Annotated[
-        str, _server_option("--root-path", "Path under which a proxy shows the server.")
+        str, _server_option("--root-path", "Path under which a proxy shows the server; none by default.")
     ] = "",
     shutdown_timeout: Annotated[
         float, _server_option("--shutdown-timeout", "Seconds that running requests get to end.", min=0)
@@ -131,7 +131,9 @@ def serve(
     max_waiting: Annotated[
         int | None,
         _server_option(
-            "--max-waiting", "Most requests that wait for their first token; one more gets a 429.", min=1
+            "--max-waiting",
+            "Most requests that wait for their first token; one more gets a 429. No bound by default.",
+            min=1,
         ),
     ] = None,
     stream_interval: Annotated[

@@ -17,8 +17,10 @@ from typing import Any
 import pytest
 from live import DUMMY, small_model
 from thinking import TEMPLATE, tokenizer
+from typer.main import get_command
 
 from plait import cli, cli_talk
+from plait.cli_help import arrange
 from plait.cli_options import take_foreign
 from plait.config import ConfigError, EngineArgs
 from plait.engine.memory import in_words, total_bytes
@@ -52,6 +54,7 @@ def test_every_setting_has_help_and_a_flag() -> None:
     for field in fields(EngineArgs):
         if field.name != "model":
             assert field.metadata["help"]
+            assert field.default is not None or "default" in field.metadata["help"].lower()
             assert f"--{field.name.replace('_', '-')}"[:16] in page  # narrow terminals cut long names
 
 
@@ -116,6 +119,23 @@ def test_foreign_settings_are_none_of_our_own() -> None:
     for name in FOREIGN:
         assert answer_to(name, None) is None
         assert answer_to(name, False) is None
+
+
+def test_help_groups_flags_and_names_units() -> None:
+    command = arrange(get_command(cli.app)).commands["serve"]
+    options = {param.name: param for param in command.params}
+    for name, group, unit in (
+        ("port", "Server", "NUMBER"), ("max_model_len", "Scheduling", "TOKENS"), ("max_waiting", "Limits", "REQUESTS"),
+        ("memory_limit", "Memory and device", "BYTES"), ("shutdown_timeout", "Limits", "SECONDS"),
+        ("enable_prefix_caching", "Prefix cache", None), ("default_chat_template_kwargs", "Reasoning and tools", "JSON"),
+        ("tokenizer", "Model", None), ("target_itl_ms", "Scheduling", "MS"), ("prefix_cache_dir", "Prefix cache", "DIR"),
+    ):  # fmt: skip
+        assert (options[name].rich_help_panel, options[name].metavar) == (group, unit)
+    assert not [
+        name for name, option in options.items() if getattr(option, "rich_help_panel", "") == "Engine"
+    ]
+    page = plait("serve", "--help").stdout
+    assert page.index("Server") < page.index("Model") < page.index("Scheduling") < page.index("Limits")
 
 
 def test_unknown_flag_names_near_ones() -> None:

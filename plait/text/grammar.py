@@ -21,6 +21,13 @@ _LIMITS = LLParserLimits(max_lexer_states=50_000, step_lexer_fuel=1_000_000, ver
 place of the grammar that no answer has come to yet: 60 ms at most)."""
 
 
+_ONE_OF = (
+    "oneOf constraints are not supported. Enable 'coerce_one_of' option to approximate oneOf with anyOf",
+    "oneOf is served where no value can fit two of its branches; write anyOf where that does not matter",
+)
+"""Advice about a setting that clients do not have, and advice that they can follow."""
+
+
 class GrammarError(ValueError):
     """A grammar that cannot be compiled; the message says why."""
 
@@ -123,4 +130,4 @@ class Grammars:
 def _reason(error: str) -> str:
     """The first lines of the library's message, on one line."""
     lines = [line.strip() for line in error.splitlines() if line.strip()]
-    return "; ".join(lines)[:500]
+    return "; ".join(lines).replace(*_ONE_OF)[:500]
