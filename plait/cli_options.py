@@ -15,13 +15,11 @@ from typing import Annotated, Any
 import typer
 
 from plait.config import EngineArgs
-from plait.engine.memory import available_bytes, in_words, total_bytes
+from plait.engine.memory import memory_share
 from plait.foreign import FOREIGN, answer_to
 from plait.logs import LogSettings
 
 _SHARE_FLAG = "--gpu-memory-utilization"
-_OTHERS = 0.9
-"""Part of the memory at hand that a share of the machine's memory may come to: others grow, too."""
 ENGINE_COMMANDS = ("serve", "generate", "chat", "explain")
 
 
@@ -98,7 +96,7 @@ def with_server_flags(command: Callable[..., Any]) -> Callable[..., Any]:
 @functools.cache
 def server_parameters() -> dict[str, inspect.Parameter]:
     """Flags of the server, by the name of the setting."""
-    from plait.server.settings import ServerSettings
+    from plait.server.settings import ServerSettings, flags_of
 
     hints = typing.get_type_hints(ServerSettings)
     parameters = {}
@@ -108,7 +106,7 @@ def server_parameters() -> dict[str, inspect.Parameter]:
         kind, default = hints[field.name], field.default
         if kind == Sequence[str]:
             kind, default = list[str], list(default)  # type: ignore[arg-type]
-        flags = field.metadata["flags"] or ("--" + field.name.replace("_", "-"),)
+        flags = flags_of(field.name)
         shown = default not in (None, "", []) and kind is not bool
         help = field.metadata["help"]
         option = typer.Option(*flags, help=help, rich_help_panel="Server", show_default=shown)
@@ -116,6 +114,12 @@ def server_parameters() -> dict[str, inspect.Parameter]:
             field.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, option]
         )
     return parameters
+
+
+def _server_flags() -> set[str]:
+    from plait.server.settings import flags_of
+
+    return {flag for setting in server_parameters() for flag in flags_of(setting)}
 
 
 def log_settings_of(argv: list[str]) -> LogSettings:
@@ -162,7 +166,7 @@ def take_foreign(argv: list[str]) -> tuple[list[str], list[str]]:
         return argv, []
     rest: list[str] = []
     lines: list[str] = []
-    own = server_parameters() if argv[0] == "serve" else {}
+    own = _server_flags() if argv[0] == "serve" else set()
     tokens = iter(argv)
     for token in tokens:
         if token == "--":
@@ -174,7 +178,7 @@ def take_foreign(argv: list[str]) -> tuple[list[str], list[str]]:
             rest.append(token)
         elif name == "gpu_memory_utilization":
             rest.append(token)  # read below, beside --memory-limit
-        elif name in FOREIGN and name not in own:
+        elif name in FOREIGN and flag.replace("_", "-") not in own:
             asked: str | bool
             if not FOREIGN[name].takes_value:
                 asked = value.lower() not in ("false", "0", "no") if equals else True
@@ -213,29 +217,9 @@ def _with_memory_share(rest: list[str], lines: list[str]) -> tuple[list[str], li
         return kept, lines
     if any(token.partition("=")[0] == "--memory-limit" for token in kept):
         return kept, [*lines, f"{_SHARE_FLAG} has no effect: --memory-limit says it in bytes"]
-    limit, why = memory_share(share)
+    limit, why = memory_share(share, _SHARE_FLAG)
     line = f"{_SHARE_FLAG} {share} is --memory-limit {limit // 2**20}MiB here: {why}"
     return [*kept, "--memory-limit", str(limit)], [*lines, line]
-
-
-def memory_share(share: str) -> tuple[int, str]:
-    """Bytes that a share of the machine's memory is, and how that was found.
-
-    Raises:
-        ValueError: it is not above 0 and at most 1.
-    """
-    try:
-        part = float(share)
-    except ValueError:
-        part = 0.0
-    if not 0 < part <= 1:
-        raise ValueError(f"{_SHARE_FLAG} {share}: it must be above 0 and at most 1")
-    total, free = total_bytes(), available_bytes()
-    limit = int(part * total)
-    why = f"{part:g} of {in_words(total)}, weights included"
-    if free is not None and limit > (most := int(_OTHERS * free)):
-        limit, why = most, f"{why}, but other processes leave {in_words(free)}"
-    return limit, why
 
 
 def flags_for_names(message: str) -> str:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 from plait.blocking import BlockingEngine
 from plait.config import EngineArgs
 from plait.core.sampling_params import SamplingParams
+from plait.engine.memory import memory_share
 from plait.engine.outputs import RequestOutput, RequestRefused
 from plait.foreign import FOREIGN, answer_to
 
@@ -40,6 +41,13 @@ def engine_args(model: str, settings: dict[str, Any]) -> EngineArgs:
     for name, value in settings.items():
         if name in known:
             own[name] = value
+        elif name == "gpu_memory_utilization" and value is not None:
+            limit, why = memory_share(value)
+            if settings.get("memory_limit") is None:
+                own["memory_limit"] = limit
+                log.info("gpu_memory_utilization=%s is memory_limit=%d here: %s", value, limit, why)
+            else:
+                log.warning("gpu_memory_utilization has no effect: memory_limit says it in bytes")
         elif name in FOREIGN:
             if line := answer_to(name, value):
                 log.warning("%s", line)

@@ -65,7 +65,7 @@ class LiveServer:
     def metric(self, name: str) -> float:
         """The value of one metric; ``name`` may end in labels, without the model's."""
         name, _, labels = name.partition("{")
-        for line in httpx.get(self.url + "/metrics").text.splitlines():
+        for line in httpx.get(self.url + "/metrics", timeout=60).text.splitlines():
             if line.startswith(name + "{") and labels.rstrip("}") in line:
                 return float(line.rsplit(" ", 1)[1])
         raise KeyError(name)

@@ -13,6 +13,7 @@ import trustme
 from door import Door, at
 from scripted import ScriptedEngine
 
+from plait.logs import LogSettings
 from plait.server import ServerSettings
 from plait.server.gate import PROBES
 from plait.server.tls import uvicorn_settings
@@ -274,3 +275,64 @@ def test_tls_asks_for_no_password(pem: dict[str, str], tmp_path: Path) -> None:
 def test_cert_reqs_are_python_s() -> None:
     with pytest.raises(ValueError, match="--ssl-cert-reqs 3"):
         ServerSettings(ssl_cert_reqs=3)
+
+
+# -- memory ------------------------------------------------------------------------------------------
+
+
+def test_a_share_of_memory_bounds_an_llm_too() -> None:
+    from plait.engine.memory import total_bytes
+    from plait.llm import engine_args
+
+    limit = engine_args("m", {"gpu_memory_utilization": 0.25}).memory_limit
+    assert isinstance(limit, int)
+    assert 0 < limit <= 0.25 * total_bytes()
+    both = {"gpu_memory_utilization": 0.25, "memory_limit": "2GiB"}
+    assert engine_args("m", both).memory_limit == "2GiB"
+    assert engine_args("m", {"gpu_memory_utilization": None}).memory_limit is None
+    for wrong in (0, 85, -1, float("nan"), "most"):
+        with pytest.raises(ValueError, match="above 0 and at most 1"):
+            engine_args("m", {"gpu_memory_utilization": wrong})
+
+
+# -- flags -------------------------------------------------------------------------------------------
+
+
+def test_flags_become_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    import plait.server.run
+    from plait import cli
+
+    seen: list[ServerSettings] = []
+
+    async def note(args: Any, settings: ServerSettings, **_: Any) -> None:
+        seen.append(settings)
+
+    monkeypatch.setattr(plait.server.run, "serve", note)
+
+    def settings_of(*flags: str) -> ServerSettings:
+        monkeypatch.setattr("sys.argv", ["plait", "serve", "m", *flags])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        assert not ended.value.code
+        return seen.pop()
+
+    assert settings_of() == ServerSettings(allowed_origins=[], allowed_methods=["*"], allowed_headers=["*"])
+    given = settings_of(
+        "--api-key", "one", "--api-key", "two", "--allowed-origins", '["https://a", "https://b"]',
+        "--allowed_methods", "GET", "--allowed-methods", "POST", "--log-format=json",
+        "--disable-uvicorn-access-log", "--disable-log-stats", "--enable-log-requests", "--max-log-len", "9",
+        "--api-server-count", "2", "--otlp-traces-endpoint", "http://c:4318",
+    )  # fmt: skip
+    assert given.api_keys == ("one", "two")
+    assert given.allowed_origins == ["https://a", "https://b"]
+    assert given.allowed_methods == ["GET", "POST"]
+    assert given.logs == LogSettings("info", "json")
+    assert given.disable_access_log
+    assert given.disable_log_stats
+    assert given.enable_log_requests
+    assert (given.max_log_len, given.api_server_count) == (9, 2)
+    assert given.traces_endpoint == "http://c:4318/v1/traces"
+    monkeypatch.setenv("VLLM_API_KEY", "three four")
+    assert settings_of().api_keys == ("three", "four")
+    monkeypatch.setenv("PLAIT_API_KEY", "five")
+    assert settings_of().api_keys == ("five",)

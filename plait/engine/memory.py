@@ -12,6 +12,10 @@ _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 _UNITS |= {"ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
 
 
+OTHERS = 0.9
+"""Part of the memory at hand that a share of the machine's memory may come to: others grow, too."""
+
+
 def parse_bytes(text: int | str) -> int:
     """Bytes from a number or a text such as "2GiB", "1.5G" or "800 MB".
 
@@ -38,6 +42,26 @@ def in_words(amount: float) -> str:
             return f"{amount:.0f} {unit}" if unit == "bytes" else f"{amount:.2f} {unit}"
         amount /= 1024
     return f"{amount:.2f} TiB"
+
+
+def memory_share(share: float | str, name: str = "gpu_memory_utilization") -> tuple[int, str]:
+    """Bytes that a share of the machine's memory is, and how that was found. ``name`` is for errors.
+
+    Raises:
+        ValueError: it is not above 0 and at most 1.
+    """
+    try:
+        part = float(share)
+    except (TypeError, ValueError):
+        part = 0.0
+    if not 0 < part <= 1:
+        raise ValueError(f"{name} {share}: it must be above 0 and at most 1")
+    total, free = total_bytes(), available_bytes()
+    limit = int(part * total)
+    why = f"{part:g} of {in_words(total)}, weights included"
+    if free is not None and limit > (most := int(OTHERS * free)):
+        limit, why = most, f"{why}, but other processes leave {in_words(free)}"
+    return limit, why
 
 
 def memory_bytes(pid: int | None = None) -> int:
