@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import ssl
 from pathlib import Path
 from typing import Any
@@ -336,3 +337,42 @@ def test_flags_become_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     assert settings_of().api_keys == ("three", "four")
     monkeypatch.setenv("PLAIT_API_KEY", "five")
     assert settings_of().api_keys == ("five",)
+
+
+# -- metrics -----------------------------------------------------------------------------------------
+
+
+def test_the_page_names_every_metric() -> None:
+    page = (Path(__file__).parents[1] / "docs" / "operations.md").read_text()
+    table = page.partition("## Metrics")[2].partition("\n## ")[0]
+    rows = [line.split("|")[1:3] for line in table.splitlines() if line.startswith("| `")]
+    named = {name: kind.strip() for names, kind in rows for name in re.findall(r"`([^`]+)`", names)}
+
+    async def use(door: Door) -> str:
+        door.open()
+        await door.ask()
+        return (await door.client.get("/metrics")).text
+
+    served = dict(re.findall(r"^# TYPE (\S+) (\S+)$", at(use), re.MULTILINE))
+    assert named == served
+
+
+def test_times_of_requests() -> None:
+    async def use(door: Door) -> str:
+        door.open()
+        await door.ask()
+        await door.ask({"n": 2, "stream": True})
+        await door.ask({"n": 0})
+        door.engine.dead.set()
+        await door.ask()
+        return (await door.client.get("/metrics")).text
+
+    samples = dict(re.findall(r'^vllm:(\w+){model_name="tiny"} (\S+)$', at(use), re.MULTILINE))
+    figures = {name: float(value) for name, value in samples.items()}
+    prompt = len("<user>hello<assistant>")
+    assert figures["request_prompt_tokens_sum"] == 2 * prompt
+    assert figures["request_generation_tokens_sum"] == 4 + 8
+    assert figures["request_params_n_sum"] == 1 + 2
+    for name in ("queue_time", "prefill_time", "decode_time", "inference_time", "time_per_output_token"):
+        assert figures[f"request_{name}_seconds_count"] == 2, name
+    assert figures["request_queue_time_seconds_sum"] == 2 * 0.25

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import socket
 import ssl
@@ -107,6 +108,18 @@ def test_a_second_sigterm_ends_at_once(model: Path, traces: Traces) -> None:
     assert traces.left() == NOTHING
 
 
+def test_the_server_ends_with_its_engine_where_asked(model: Path, traces: Traces) -> None:
+    server = LiveServer(model, "--exit-with-engine")
+    streams = begun(server.url, tokens=3500, count=4)
+    os.kill(server.engine_pid, signal.SIGKILL)
+    assert server.process.wait(20) == 2
+    assert ends(streams) == {"engine_dead": 4}
+    server.join()
+    assert "killed by SIGKILL" in server.lines[-1]
+    assert traces.left() == NOTHING
+
+
+@pytest.mark.slow
 def test_kill_takes_the_engine_along(model: Path, traces: Traces) -> None:
     server = LiveServer(model)
     streams = begun(server.url, tokens=3500, count=4)

@@ -117,7 +117,7 @@ class Fleet:
     def order(self, index: int, sock: socket.socket) -> Order:
         name = f"api-{index}.{next(self._names)}:"
         args, settings, count = self._args, self._settings, len(self._socks)
-        return Order(name, index, count, self._folder, sock.fileno(), args, settings)
+        return Order(name, index, count, self._folder, sock.fileno(), args, settings, not self.serves)
 
     def environment(self) -> dict[str, str]:
         path = os.pathsep.join(p for p in sys.path if p)

@@ -44,6 +44,8 @@ class Order(msgspec.Struct, tag=True):
     """of the socket to serve on"""
     args: EngineArgs
     settings: ServerSettings
+    early: bool
+    """answer before the engine is there, with a 503; else connections wait, since other processes serve"""
 
 
 class Load(msgspec.Struct, tag=True):
@@ -111,8 +113,9 @@ class Member:
         settings = self._order.settings
         with socket.socket(fileno=self._order.descriptor) as sock:
             listener = Listener(front(self._gate, settings), sock, settings)
-            await listener.start()
-            work = asyncio.ensure_future(self._work())
+            if self._order.early:
+                await listener.start()
+            work = asyncio.ensure_future(self._work(listener))
             cut = asyncio.ensure_future(self._orders.cut.wait())
             try:
                 await asyncio.wait({work, cut}, return_when=asyncio.FIRST_COMPLETED)
@@ -126,7 +129,7 @@ class Member:
                     await self._engine.close()
                 await listener.close(at_once=True)
 
-    async def _work(self) -> None:
+    async def _work(self, listener: Listener) -> None:
         order = self._order
         load: Load = await self._orders.next()
         try:
@@ -148,6 +151,8 @@ class Member:
         shared = Shared(order.index, order.count, Path(order.folder))
         app = create_app(self._engine, order.settings, shared)
         self._gate.open(app)
+        if not order.early:
+            await listener.start()
         tell("opened")
         await self._signals.asked.wait()
         await drain(self._gate, self._engine, self._signals, order.settings.shutdown_timeout)

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from prometheus_client import CollectorRegistry, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Histogram, disable_created_metrics, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.multiprocess import MultiProcessCollector
 
@@ -37,6 +37,8 @@ class ServerMetrics:
 
     def __init__(self, model: str, folder: Path | None = None):
         self._folder = folder
+        # A time of creation beside each: several processes have none in common.
+        disable_created_metrics()  # type: ignore[no-untyped-call]
         self.model = model
         self.registry = CollectorRegistry()
         self.first_token = self._histogram("time_to_first_token_seconds", "Arrival to first token", _LONG)

@@ -114,24 +114,36 @@ async def until_told(
     settings: ServerSettings,
     failed: asyncio.Future[None] | None = None,
 ) -> None:
-    """Wait for a signal; write meanwhile what is to be known of the engine. Raises what ``failed`` does."""
-    watching = [asyncio.ensure_future(_report_death(engine))]
+    """Wait for a signal; write meanwhile what is to be known of the engine.
+
+    Raises:
+        EngineDeadError: the engine has died, and the server is not to stay without it.
+        ValueError: what ``failed`` raises.
+    """
+    death = asyncio.ensure_future(_report_death(engine))
+    watching = [death]
     if not settings.disable_log_stats:
         watching.append(asyncio.ensure_future(log_stats(engine.stats, settings.log_stats_interval)))
     told = asyncio.ensure_future(signals.asked.wait())
-    ends: set[asyncio.Future[Any]] = {told} if failed is None else {told, failed}
+    ends: set[asyncio.Future[Any]] = {told}
+    if failed is not None:
+        ends.add(failed)
+    if settings.exit_with_engine:
+        ends.add(death)
     try:
         await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
         if failed is not None and failed.done():
             failed.result()
+        if settings.exit_with_engine:
+            engine.check_health()
     finally:
         for task in (told, *watching):
             task.cancel()
 
 
 async def _report_death(engine: AsyncEngine) -> None:
-    """Log the end of the engine process. The server stays, answers 503, and leaves the rest to whoever
-    started it."""
+    """Log the end of the engine process. The server stays (unless it is to end with the engine), answers
+    503, and leaves the rest to whoever started it."""
     while True:
         try:
             engine.check_health()

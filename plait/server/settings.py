@@ -37,6 +37,12 @@ class ServerSettings:
 
     api_server_count: int = _flag(1, "Processes that answer HTTP, in front of one engine.")
 
+    exit_with_engine: bool = _flag(
+        False,
+        "End the server when its engine process dies; else it stays and answers 503.",
+        "--exit-with-engine",
+    )
+
     ssl_certfile: str | None = _flag(
         None, "PEM file of the server's certificate (and those between it and the root); turns TLS on."
     )
