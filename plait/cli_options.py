@@ -94,7 +94,7 @@ def with_server_flags(command: Callable[..., Any]) -> Callable[..., Any]:
 @functools.cache
 def server_parameters() -> dict[str, inspect.Parameter]:
     """Flags of the server, by the name of the setting."""
-    from plait.server.settings import ServerSettings
+    from plait.server.settings import ServerSettings, flags_of
 
     hints = typing.get_type_hints(ServerSettings)
     parameters = {}
@@ -104,7 +104,7 @@ def server_parameters() -> dict[str, inspect.Parameter]:
         kind, default = hints[field.name], field.default
         if kind == Sequence[str]:
             kind, default = list[str], list(default)  # type: ignore[arg-type]
-        flags = field.metadata["flags"] or ("--" + field.name.replace("_", "-"),)
+        flags = flags_of(field.name)
         shown = default not in (None, "", []) and kind is not bool
         help = field.metadata["help"]
         option = typer.Option(*flags, help=help, rich_help_panel="Server", show_default=shown)
@@ -112,6 +112,12 @@ def server_parameters() -> dict[str, inspect.Parameter]:
             field.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, option]
         )
     return parameters
+
+
+def _server_flags() -> set[str]:
+    from plait.server.settings import flags_of
+
+    return {flag for setting in server_parameters() for flag in flags_of(setting)}
 
 
 def log_settings_of(argv: list[str]) -> LogSettings:
@@ -158,7 +164,7 @@ def take_foreign(argv: list[str]) -> tuple[list[str], list[str]]:
         return argv, []
     rest: list[str] = []
     lines: list[str] = []
-    own = server_parameters() if argv[0] == "serve" else {}
+    own = _server_flags() if argv[0] == "serve" else set()
     tokens = iter(argv)
     for token in tokens:
         if token == "--":
@@ -168,7 +174,7 @@ def take_foreign(argv: list[str]) -> tuple[list[str], list[str]]:
         name = flag.removeprefix("--").replace("-", "_")
         if not flag.startswith("--"):
             rest.append(token)
-        elif name in FOREIGN and name not in own:
+        elif name in FOREIGN and flag.replace("_", "-") not in own:
             asked: str | bool
             if not FOREIGN[name].takes_value:
                 asked = value.lower() not in ("false", "0", "no") if equals else True

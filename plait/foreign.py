@@ -23,7 +23,7 @@ _LAUNCH = "plait chooses how steps are launched; answers do not depend on it"
 _MEMORY = "plait takes half of the memory at hand, or keeps to memory_limit, in bytes, weights included"
 _STATES = "states are published at page boundaries and kept at few positions; see snapshot_interval"
 _TEXT_ONLY = "plait loads the language model alone"
-_LOGS = "figures are under /metrics; requests are not logged"
+_LOGS = "only plait serve writes such lines"
 _ONE = ("1",)
 _OFF = ("false", "none", "0", "")
 
@@ -96,7 +96,7 @@ FOREIGN: dict[str, Foreign] = {
     "cpu_offload_gb": Foreign("weights stay on the device; there is no offloading", accepts=("0", "0.0")),
     "pipeline_parallel_size": Foreign("a model is split by heads (tensor_parallel_size) only", accepts=_ONE),
     "data_parallel_size": Foreign("run one plait for each replica", accepts=_ONE),
-    "api_server_count": Foreign("one server process answers for the engine", accepts=_ONE),
+    "api_server_count": Foreign("only plait serve has such processes", accepts=_ONE),
     "enable_expert_parallel": Foreign("experts are not spread over ranks", takes_value=False, accepts=_OFF),
     "enable_lora": Foreign("adapters are not served; merge them into the weights", False, _OFF),
     "speculative_config": Foreign("speculative decoding is not available", accepts=_OFF),

@@ -26,7 +26,8 @@ class Door:
         self.client = httpx.AsyncClient(transport=transport, base_url="http://plait")
 
     def open(self) -> None:
-        self.gate.open(create_app(self.engine, self.settings))  # type: ignore[arg-type]
+        self.app = create_app(self.engine, self.settings)  # type: ignore[arg-type]
+        self.gate.open(self.app)
 
     async def ask(self, more: dict[str, Any] | None = None, **headers: str) -> httpx.Response:
         return await self.client.post("/v1/chat/completions", json=ASKED | (more or {}), headers=headers)

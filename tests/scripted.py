@@ -146,6 +146,7 @@ class ScriptedEngine:
             self.reason if done else None,
             None,
             4,
+            queued=0.25,
             starts=(len(self.answer[:step].decode("utf-8", "ignore")),),
         )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import ssl
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import trustme
 from door import Door, at
 from scripted import ScriptedEngine
 
+from plait.logs import LogSettings
 from plait.server import ServerSettings
 from plait.server.gate import PROBES
 from plait.server.tls import uvicorn_settings
@@ -274,3 +276,85 @@ def test_tls_asks_for_no_password(pem: dict[str, str], tmp_path: Path) -> None:
 def test_cert_reqs_are_python_s() -> None:
     with pytest.raises(ValueError, match="--ssl-cert-reqs 3"):
         ServerSettings(ssl_cert_reqs=3)
+
+
+# -- flags -------------------------------------------------------------------------------------------
+
+
+def test_flags_become_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    import plait.server.run
+    from plait import cli
+
+    seen: list[ServerSettings] = []
+
+    async def note(args: Any, settings: ServerSettings, **_: Any) -> None:
+        seen.append(settings)
+
+    monkeypatch.setattr(plait.server.run, "serve", note)
+
+    def settings_of(*flags: str) -> ServerSettings:
+        monkeypatch.setattr("sys.argv", ["plait", "serve", "m", *flags])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        assert not ended.value.code
+        return seen.pop()
+
+    assert settings_of() == ServerSettings(allowed_origins=[], allowed_methods=["*"], allowed_headers=["*"])
+    given = settings_of(
+        "--api-key", "one", "--api-key", "two", "--allowed-origins", '["https://a", "https://b"]',
+        "--allowed_methods", "GET", "--allowed-methods", "POST", "--log-format=json",
+        "--disable-uvicorn-access-log", "--disable-log-stats", "--enable-log-requests", "--max-log-len", "9",
+        "--api-server-count", "2", "--otlp-traces-endpoint", "http://c:4318",
+    )  # fmt: skip
+    assert given.api_keys == ("one", "two")
+    assert given.allowed_origins == ["https://a", "https://b"]
+    assert given.allowed_methods == ["GET", "POST"]
+    assert given.logs == LogSettings("info", "json")
+    assert given.disable_access_log
+    assert given.disable_log_stats
+    assert given.enable_log_requests
+    assert (given.max_log_len, given.api_server_count) == (9, 2)
+    assert given.traces_endpoint == "http://c:4318/v1/traces"
+    monkeypatch.setenv("VLLM_API_KEY", "three four")
+    assert settings_of().api_keys == ("three", "four")
+    monkeypatch.setenv("PLAIT_API_KEY", "five")
+    assert settings_of().api_keys == ("five",)
+
+
+# -- metrics -----------------------------------------------------------------------------------------
+
+
+def test_the_page_names_every_metric() -> None:
+    page = (Path(__file__).parents[1] / "docs" / "operations.md").read_text()
+    table = page.partition("## Metrics")[2].partition("\n## ")[0]
+    rows = [line.split("|")[1:3] for line in table.splitlines() if line.startswith("| `")]
+    named = {name: kind.strip() for names, kind in rows for name in re.findall(r"`([^`]+)`", names)}
+
+    async def use(door: Door) -> str:
+        door.open()
+        await door.ask()
+        return (await door.client.get("/metrics")).text
+
+    served = dict(re.findall(r"^# TYPE (\S+) (\S+)$", at(use), re.MULTILINE))
+    assert named == served
+
+
+def test_times_of_requests() -> None:
+    async def use(door: Door) -> str:
+        door.open()
+        await door.ask()
+        await door.ask({"n": 2, "stream": True})
+        await door.ask({"n": 0})
+        door.engine.dead.set()
+        await door.ask()
+        return (await door.client.get("/metrics")).text
+
+    samples = dict(re.findall(r'^vllm:(\w+){model_name="tiny"} (\S+)$', at(use), re.MULTILINE))
+    figures = {name: float(value) for name, value in samples.items()}
+    prompt = len("<user>hello<assistant>")
+    assert figures["request_prompt_tokens_sum"] == 2 * prompt
+    assert figures["request_generation_tokens_sum"] == 4 + 8
+    assert figures["request_params_n_sum"] == 1 + 2
+    for name in ("queue_time", "prefill_time", "decode_time", "inference_time", "time_per_output_token"):
+        assert figures[f"request_{name}_seconds_count"] == 2, name
+    assert figures["request_queue_time_seconds_sum"] == 2 * 0.25

@@ -9,9 +9,7 @@ import socket
 import ssl
 import subprocess
 import sys
-import threading
 import time
-import uuid
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -20,47 +18,14 @@ from pathlib import Path
 import httpx
 import pytest
 import trustme
+from left_behind import NOTHING, Traces
 from live import DUMMY, LiveServer, alive, small_model, until
-
-STREAMS = 16
-BODY = {"prompt": "Once upon a time", "ignore_eos": True, "temperature": 0, "stream": True}
-MARK = "PLAIT_TEST_MARK"
+from streams import BODY, STREAMS, begun, ends, refused
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return small_model(tmp_path_factory.mktemp("model"))
-
-
-class Traces:
-    """What a server leaves behind: processes, by a mark in their environment; shared memory; files."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        folder.mkdir()
-        self._mark = uuid.uuid4().hex
-        self._shared = set(os.listdir("/dev/shm"))
-
-    def environment(self) -> dict[str, str]:
-        return {MARK: self._mark, "TMPDIR": str(self.folder)}
-
-    def processes(self) -> list[int]:
-        marked = f"{MARK}={self._mark}".encode()
-        found = []
-        for entry in Path("/proc").iterdir():
-            try:
-                if entry.name.isdecimal() and marked in (entry / "environ").read_bytes().split(b"\0"):
-                    found.append(int(entry.name))
-            except OSError:
-                continue  # it has ended, or is another user's
-        return [pid for pid in found if alive(pid)]
-
-    def left(self) -> dict[str, list[object]]:
-        shared = sorted(set(os.listdir("/dev/shm")) - self._shared)
-        return {"processes": [*self.processes()], "shared": [*shared], "files": [*self.folder.iterdir()]}
-
-
-NOTHING: dict[str, list[object]] = {"processes": [], "shared": [], "files": []}
 
 
 @pytest.fixture
@@ -69,62 +34,6 @@ def traces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Traces:
     for name, value in traces.environment().items():
         monkeypatch.setenv(name, value)
     return traces
-
-
-class Stream:
-    """One streamed answer, read in a thread of its own."""
-
-    def __init__(self, url: str, tokens: int, number: int) -> None:
-        self.begun = threading.Event()
-        self.events: list[str] = []
-        self.fault: Exception | None = None
-        self._asked = BODY | {"prompt": f"Tale {number}:", "max_tokens": tokens}
-        self._url = url
-        self.thread = threading.Thread(target=self._read)
-        self.thread.start()
-
-    def _read(self) -> None:
-        try:
-            with httpx.stream(
-                "POST", self._url + "/v1/completions", json=self._asked, timeout=90
-            ) as response:
-                assert response.status_code == 200
-                for line in response.iter_lines():
-                    if line:
-                        self.events.append(line.removeprefix("data: "))
-                        self.begun.set()
-        except Exception as fault:
-            self.fault = fault
-            self.begun.set()
-
-    def end(self) -> str:
-        """How it ended: "whole", the code of an error event, or what broke."""
-        if self.fault is not None:
-            return repr(self.fault)
-        if self.events and self.events[-1] == "[DONE]":
-            return "whole"
-        return str(json.loads(self.events[-1])["error"]["code"])
-
-    def tokens(self) -> int:
-        return sum(len(json.loads(e)["choices"]) for e in self.events if e != "[DONE]")
-
-
-def begun(url: str, tokens: int, count: int = STREAMS) -> list[Stream]:
-    streams = [Stream(url, tokens, i) for i in range(count)]
-    for stream in streams:
-        assert stream.begun.wait(60)
-        assert stream.fault is None
-    return streams
-
-
-def ends(streams: list[Stream]) -> Counter[str]:
-    for stream in streams:
-        stream.thread.join(60)
-    return Counter(stream.end() for stream in streams)
-
-
-def refused(url: str) -> httpx.Response:
-    return httpx.post(url + "/v1/completions", json=BODY | {"max_tokens": 1}, timeout=10, verify=False)
 
 
 def test_sigterm_under_load(model: Path, traces: Traces) -> None:
@@ -199,6 +108,18 @@ def test_a_second_sigterm_ends_at_once(model: Path, traces: Traces) -> None:
     assert traces.left() == NOTHING
 
 
+def test_the_server_ends_with_its_engine_where_asked(model: Path, traces: Traces) -> None:
+    server = LiveServer(model, "--exit-with-engine")
+    streams = begun(server.url, tokens=3500, count=4)
+    os.kill(server.engine_pid, signal.SIGKILL)
+    assert server.process.wait(20) == 2
+    assert ends(streams) == {"engine_dead": 4}
+    server.join()
+    assert "killed by SIGKILL" in server.lines[-1]
+    assert traces.left() == NOTHING
+
+
+@pytest.mark.slow
 def test_kill_takes_the_engine_along(model: Path, traces: Traces) -> None:
     server = LiveServer(model)
     streams = begun(server.url, tokens=3500, count=4)

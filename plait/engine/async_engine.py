@@ -11,16 +11,16 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from plait.config import ConfigError, EngineArgs, check_types
+from plait.config import EngineArgs
 from plait.core.plan import TokenLogprobs
 from plait.core.sampling_params import SamplingParams
 from plait.core.seeds import derive_seed
 from plait.core.tree import Branch
 from plait.engine import messages as m
-from plait.engine.beside import beside
 from plait.engine.client import DEFAULT_LOGS, EngineClient, Events
 from plait.engine.forms import Forms
 from plait.engine.gathering import gather
+from plait.engine.model_text import ModelText
 from plait.engine.outputs import (
     CompletionDelta,
     EngineDeadError,
@@ -28,15 +28,12 @@ from plait.engine.outputs import (
     RequestOutput,
     RequestRefused,
 )
-from plait.engine.resolve import model_config
 from plait.engine.stats import EngineStats
-from plait.engine.tokenizer import load_tokenizer
 from plait.logs import LogSettings
-from plait.models.generation import GenerationDefaults, generation_config
-from plait.models.hub import resolve_model
+from plait.models.generation import GenerationDefaults
 from plait.text.answer import AnswerText, Piece
 from plait.text.boundaries import Boundaries
-from plait.text.chat import ChatError, ChatTemplate
+from plait.text.chat import ChatTemplate
 from plait.text.tokenizer import Tokenizer
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
@@ -93,14 +90,18 @@ class AsyncEngine:
         cls,
         args: EngineArgs,
         *,
+        text: ModelText | None = None,
         on_stage: Callable[[str], None] | None = None,
-        limits_both: bool = False,
+        beside: Sequence[int] = (),
         logs: LogSettings = DEFAULT_LOGS,
     ) -> AsyncEngine:
         """Find the model, start the engine process and load it.
 
-        ``limits_both``: ``memory_limit`` bounds this process and the engine's together. ``logs``: how the
-        engine process logs.
+        Args:
+            text: of this very model, if it was loaded already.
+            on_stage: told the name of each stage as it begins.
+            beside: ids of processes that ``memory_limit`` bounds together with the engine's.
+            logs: how the engine process logs.
 
         Raises:
             ConfigError: settings that cannot hold.
@@ -108,29 +109,49 @@ class AsyncEngine:
             EngineDeadError: the process ended while loading.
         """
         stage = on_stage or (lambda text: None)
-        check_types(args)
-        stage("finding the model")
-        path = await beside(resolve_model, args.model, args.revision, args.download_dir)
-        config = model_config(
-            path
-        )  # a model that cannot be served is said before anything about its tokenizer
-        stage("loading the tokenizer")
-        tokenizer = await beside(load_tokenizer, args, path)
-        template = _chat_template(args, tokenizer)
-        defaults = generation_config(path, tokenizer)
-        client = EngineClient(replace(args, model=str(path)), limits_both=limits_both, logs=logs)
+        text = text or await ModelText.load(args, stage)
+        client = EngineClient(replace(args, model=str(text.path)), beside=beside, logs=logs)
         ready = await client.start(stage)
-        info = EngineInfo(
-            model=args.served_model_name or args.model,
-            path=path,
-            max_model_len=ready.max_model_len,
-            vocab_size=ready.vocab_size,
-            decisions=ready.decisions,
-            generation_defaults=defaults,
-            pid=ready.pid,
-            family=config.architecture,
-        )
-        return cls(client, info, tokenizer, template)
+        return cls(client, _info(args, text, ready), text.tokenizer, text.chat_template)
+
+    @classmethod
+    async def attach(
+        cls,
+        args: EngineArgs,
+        text: ModelText,
+        address: str,
+        ready: m.Ready,
+        *,
+        name: str,
+        number: int = 0,
+        of: int = 1,
+    ) -> AsyncEngine:
+        """Another client of an engine that runs: what ``address`` and ``ready`` of its first client say.
+
+        Args:
+            name: of this client, unlike any other's, ever.
+            number: of this client among ``of``, so that unseeded requests of two do not share seeds.
+        """
+        client = EngineClient(replace(args, model=str(text.path)), name=name)
+        await client.attach(address, ready)
+        engine = cls(client, _info(args, text, ready), text.tokenizer, text.chat_template)
+        engine._seeds = itertools.count(number, of)
+        return engine
+
+    @property
+    def address(self) -> str:
+        """Where other clients reach the engine."""
+        return self._client.address
+
+    @property
+    def ready(self) -> m.Ready:
+        """What the engine said of itself when it was loaded."""
+        assert self._client.ready is not None
+        return self._client.ready
+
+    async def forget(self, name: str) -> None:
+        """End all requests of the client of that name, which has died."""
+        await self._client.forget(name)
 
     async def close(self, at_once: bool = False) -> None:
         """End the engine process. Requests that still wait get EngineDeadError.
@@ -304,7 +325,7 @@ class AsyncEngine:
             params = replace(params, detokenize=False)  # token ids in, token ids out
         queue = Events(most_unread)
         # The engine's ids are made here: a caller's id can never be that of another caller's answer.
-        ids = [f"{next(self._numbers)}:{request_id}" for _ in range(params.n)]
+        ids = [f"{self._client.name}{next(self._numbers)}:{request_id}" for _ in range(params.n)]
         answers = {
             child: _Answer(
                 index, AnswerText(self.tokenizer, tokenized.tokens, params, shown_ids), self, params
@@ -400,6 +421,7 @@ class _Answer:
             prompt_logprobs=prompt_logprobs,
             starts=tuple(piece.starts),
             kv_transfer_params=output.kv_transfer_params,
+            queued=output.queued,
         )
 
     def _push(self, output: m.Output) -> Piece:
@@ -437,24 +459,17 @@ def _new_id() -> str:
     return uuid.uuid4().hex
 
 
-def _chat_template(args: EngineArgs, tokenizer: Tokenizer | None) -> ChatTemplate | None:
-    """The template that was given, else the model's, else None."""
-    if tokenizer is None:
-        return None
-    given = args.chat_template
-    if given is not None:
-        if "{" not in given and "\n" not in given:
-            try:
-                given = Path(given).read_text(encoding="utf-8")
-            except OSError as fault:
-                raise ConfigError(f"chat_template={given!r} cannot be read: {fault.strerror}") from fault
-        return ChatTemplate(given, tokenizer.special_tokens_map)
-    try:
-        return ChatTemplate.of(tokenizer)
-    except ChatError:
-        if tokenizer.chat_templates:
-            raise
-        return None
+def _info(args: EngineArgs, text: ModelText, ready: m.Ready) -> EngineInfo:
+    return EngineInfo(
+        model=args.served_model_name or args.model,
+        path=text.path,
+        max_model_len=ready.max_model_len,
+        vocab_size=ready.vocab_size,
+        decisions=ready.decisions,
+        generation_defaults=text.defaults,
+        pid=ready.pid,
+        family=text.family,
+    )
 
 
 __all__ = ["AsyncEngine", "EngineDeadError", "EngineInfo", "Prompt"]

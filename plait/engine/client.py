@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -67,16 +67,24 @@ class EngineClient:
 
     Args:
         args: the engine's settings.
-        limits_both: ``memory_limit`` bounds this process too, and not the engine's alone.
+        beside: ids of processes that ``memory_limit`` bounds together with the engine's.
         logs: how the engine process logs.
+        name: of a client beside the first, unlike any other's; it begins the ids of its requests.
     """
 
     def __init__(
-        self, args: EngineArgs, *, limits_both: bool = False, logs: LogSettings = DEFAULT_LOGS
+        self,
+        args: EngineArgs,
+        *,
+        beside: Sequence[int] = (),
+        logs: LogSettings = DEFAULT_LOGS,
+        name: str = "",
     ) -> None:
         self.args = args
+        self.name = name
+        self.address = ""
         self._logs = replace(logs, process="engine")
-        self._limits_both = limits_both
+        self._beside = list(beside)
         self.dead: EngineDeadError | None = None
         self.ready: m.Ready | None = None
         self._queues: dict[str, Events] = {}
@@ -88,6 +96,8 @@ class EngineClient:
         self._context: zmq.asyncio.Context | None = None
         self._reader: asyncio.Task[None] | None = None
         self._closing = False
+        self._process_end: int | None = None
+        """descriptor of a process that another client has started"""
 
     # -- start and end ----------------------------------------------------------------------
 
@@ -98,26 +108,49 @@ class EngineClient:
             ConfigError: the settings or the model cannot be served; says why.
             EngineDeadError: the process ended without a word.
         """
-        self._loop = asyncio.get_running_loop()
         self._folder = tempfile.mkdtemp(prefix="plait-")
-        address = f"ipc://{self._folder}/engine"
-        self._context = zmq.asyncio.Context()
-        self._socket = self._context.socket(zmq.DEALER)
-        self._socket.set_hwm(0)  # nothing is dropped, and sending never blocks
-        self._socket.setsockopt(zmq.LINGER, 0)
-        self._died = asyncio.Event()
+        self.address = f"ipc://{self._folder}/engine"
+        self._open_socket()
         try:
-            self._spawn(address)
-            self._socket.connect(address)
+            self._spawn(self.address)
+            self._socket.connect(self.address)
             await self._socket.send(b"")  # so that the engine knows whom to tell
             return await self._await_ready(on_stage or (lambda text: None))
         except BaseException:
             await self.close()
             raise
 
+    async def attach(self, address: str, ready: m.Ready) -> None:
+        """Be one more client of a process that another client has started."""
+        self.address, self.ready = address, ready
+        self._open_socket()
+        self._socket.setsockopt(zmq.IDENTITY, self.name.encode())
+        self._socket.connect(address)
+        try:
+            descriptor = os.pidfd_open(ready.pid)
+        except ProcessLookupError:
+            self._on_exit(None)
+        else:
+            self._process_end = descriptor  # readable once the process has ended
+            self._loop.add_reader(descriptor, self._on_exit, None)
+        self._reader = asyncio.create_task(self._read())
+
+    async def forget(self, name: str) -> None:
+        """Tell the engine that the client of that name has died: its requests end."""
+        if self.dead is None:
+            await self._send(m.ClientGone(name))
+
+    def _open_socket(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._context = zmq.asyncio.Context()
+        self._socket = self._context.socket(zmq.DEALER)
+        self._socket.set_hwm(0)  # nothing is dropped, and sending never blocks
+        self._socket.setsockopt(zmq.LINGER, 0)
+        self._died = asyncio.Event()
+
     def _spawn(self, address: str) -> None:
         args, logs = msgspec.to_builtins(self.args), msgspec.to_builtins(self._logs)
-        order = {"address": address, "args": args, "limits_both": self._limits_both, "logs": logs}
+        order = {"address": address, "args": args, "beside": self._beside, "logs": logs}
         line = msgspec.json.encode(order) + b"\n"
         # The engine gets a session of its own: Ctrl-C in a terminal is for the client to handle.
         self._process = subprocess.Popen(
@@ -162,14 +195,23 @@ class EngineClient:
         finally:
             died.cancel()
 
-    def _on_exit(self, code: int) -> None:
+    def _on_exit(self, code: int | None) -> None:
+        self._unwatch()
         if self._closing:
             why = "the engine was closed"
+        elif code is None:
+            why = "the engine process has ended; its requests are lost, start it again"
         else:
             ended = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with status {code}"
             why = f"the engine process {ended}; its requests are lost, start it again"
         self._died.set()
         self.fail(why)
+
+    def _unwatch(self) -> None:
+        if self._process_end is not None:
+            self._loop.remove_reader(self._process_end)
+            os.close(self._process_end)
+            self._process_end = None
 
     def fail(self, why: str) -> None:
         """Take no more requests; every one that waits gets an error, now."""
@@ -192,6 +234,7 @@ class EngineClient:
             return
         self._closing = True
         self.fail("the engine was closed")
+        self._unwatch()
         process = self._process
         if process is not None and process.poll() is None:
             if at_once:

@@ -25,6 +25,7 @@ from plait.core.swap import SwapCounters, SwapSpace
 from plait.core.tiers import TierCounters, Tiers
 from plait.core.tree import Branch, branches
 from plait.engine.memory import memory_bytes, parse_bytes
+from plait.engine.queue_clock import QueueClock
 from plait.engine.resolve import Decision, Resolved
 from plait.engine.sharing import finish
 from plait.engine.stats import EngineStats
@@ -113,6 +114,7 @@ class EngineCore:
         self.scheduler = Scheduler(cache, config, pace, self.tiers, self.swap, handover)
         tokenizer = partial(load_tokenizer, args, resolved.path)
         ends = resolved.generation.eos_token_ids
+        self.queue_clock = QueueClock()
         self.structured = GrammarQueue(Grammars(tokenizer, resolved.config.vocab_size, ends))
         worker.runner.matcher_of = self.structured.matcher_of
         self._line = StepLine(worker, threaded=resolved.async_scheduling)
@@ -195,6 +197,7 @@ class EngineCore:
             raise Refused(f"request id {request_id!r} is in use; choose another")
         else:
             self.structured.add(request)
+        self.queue_clock.arrived(request_id)
 
     def _read(self, params: dict[str, Any] | None, num_prompt_tokens: int) -> Ask:
         if params is None:
@@ -214,6 +217,7 @@ class EngineCore:
         return self.connector.scheduler.write(progress.offer)
 
     def cancel(self, request_id: str) -> bool:
+        self.queue_clock.forget(request_id)
         return self.structured.forget(request_id) | self.scheduler.cancel(request_id)
 
     @property
@@ -253,6 +257,7 @@ class EngineCore:
             self._drain(outcome)
             if plan is None:
                 break
+            self.queue_clock.admitted(admission.request_id for admission in plan.admitted)
             self._line.launch(plan)
         if len(self._line):
             self._take_in(self._line.collect(), outcome)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from plait.config import EngineArgs
@@ -15,12 +15,12 @@ PROGRESS_SECONDS = 0.5
 """Between two reports of progress."""
 
 
-def load_engine(args: EngineArgs, stage: Callable[[str], None], parent: int | None = None) -> EngineCore:
+def load_engine(args: EngineArgs, stage: Callable[[str], None], beside: Sequence[int] = ()) -> EngineCore:
     """Resolve, load the weights, allocate memory, measure.
 
     Args:
         stage: told what is going on.
-        parent: id of the process that ``memory_limit`` bounds together with this one.
+        beside: ids of processes that ``memory_limit`` bounds together with this one.
 
     Raises:
         ConfigError, ValueError: settings or a model that cannot be served.
@@ -29,8 +29,7 @@ def load_engine(args: EngineArgs, stage: Callable[[str], None], parent: int | No
     resolved = resolve(args)
     stage(f"loading weights from {resolved.path.name}")
     worker = load_worker(resolved, _reporter(stage))
-    if parent is not None:
-        resolved = replace(resolved, beside=memory_bytes(parent))
+    resolved = replace(resolved, beside=sum(map(memory_bytes, beside)))
     stage("allocating memory and measuring")
     return EngineCore.start(resolved, worker)
 

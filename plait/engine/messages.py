@@ -57,6 +57,12 @@ class ResetPrefixCache(Message):
     """Drop all pages and snapshots that no request holds."""
 
 
+class ClientGone(Message):
+    """The client of that name has died. Nothing that it may have sent counts any more."""
+
+    name: str
+
+
 class Stop(Message):
     """End the process."""
 
@@ -99,6 +105,8 @@ class Output(msgspec.Struct, array_like=True, frozen=True):
     stop_reason: int | None
     num_cached_tokens: int
     kv_transfer_params: dict[str, Any] | None = None
+    queued: float | None = None
+    """with the first of a request: seconds until it took part in steps"""
 
 
 class RequestFailed(Message):
@@ -125,7 +133,7 @@ class Crashed(Message):
     reason: str
 
 
-FromClient = Add | Cancel | AskStats | AskTree | ResetPrefixCache | Stop
+FromClient = Add | Cancel | AskStats | AskTree | ResetPrefixCache | ClientGone | Stop
 FromEngine = Stage | Ready | StartFailed | Outputs | RequestFailed | Stats | Tree | Crashed
 
 encode = msgspec.msgpack.Encoder().encode

@@ -52,6 +52,8 @@ class CompletionDelta:
     """for each token, the number of its first character in the answer's text (empty without text)"""
     kv_transfer_params: dict[str, Any] | None = None
     """with the last delta of a request that was computed for another engine: to be handed to that"""
+    queued: float | None = None
+    """with the first delta of an answer: seconds that it waited until it took part in steps"""
 
 
 @dataclass(slots=True)

@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 from collections import defaultdict
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -41,8 +42,8 @@ class StartOrder(msgspec.Struct):
 
     address: str
     args: EngineArgs
-    limits_both: bool = False
-    """``memory_limit`` bounds the parent's memory too"""
+    beside: list[int] = []
+    """ids of processes whose memory ``memory_limit`` bounds too"""
     logs: LogSettings = LogSettings(process="engine")
 
 
@@ -62,11 +63,13 @@ class EngineProcess:
         self.core: EngineCore | None = None
         self.owner_of: dict[str, bytes] = {}
         """request id -> the client that sent it"""
+        self.gone: set[bytes] = set()
+        """clients that have died: what they sent may still be on its way"""
         self.running = True
 
     # -- start ------------------------------------------------------------------------------
 
-    def start(self, args: EngineArgs, parent: int | None = None) -> bool:
+    def start(self, args: EngineArgs, beside: Sequence[int] = ()) -> bool:
         """Load the model, telling the first client how it goes. False if it cannot be served."""
         # The imports cost seconds: the client is told before they begin.
         client = self.socket.recv_multipart()[0]
@@ -78,7 +81,7 @@ class EngineProcess:
         from plait.engine.load import load_engine
 
         try:
-            self.core = load_engine(args, stage, parent)
+            self.core = load_engine(args, stage, beside)
         except Exception as fault:
             self.send(client, m.StartFailed(_reason(fault)))
             return False
@@ -138,12 +141,24 @@ class EngineProcess:
                 self.send(client, m.Tree(number, core.prefix_tree(most)))
             case m.ResetPrefixCache():
                 core.reset_prefix_cache()
+            case m.ClientGone(name):
+                self.forget(name.encode())
             case m.Stop():
                 self.running = False
+
+    def forget(self, client: bytes) -> None:
+        """End all requests of a client that has died."""
+        assert self.core is not None
+        self.gone.add(client)
+        for request_id in [r for r, owner in self.owner_of.items() if owner == client]:
+            self.core.cancel(request_id)
+            del self.owner_of[request_id]
 
     def add(self, client: bytes, message: m.Add) -> None:
         core = self.core
         assert core is not None
+        if client in self.gone:
+            return
         try:
             core.add(
                 message.request_id,
@@ -173,12 +188,14 @@ class EngineProcess:
                 m.Output(
                     p.request_id, p.tokens, p.logprobs, p.prompt_logprobs,
                     p.finish_reason, p.stop_reason, p.num_cached_tokens, self.core.reply(p),
+                    self.core.queue_clock.take(p.request_id),
                 )
             )  # fmt: skip
         for client, outputs in entries.items():
             self.send(client, m.Outputs(outputs))
         for ended, refused in ((outcome.failed, False), (outcome.refused, True)):
             for request_id, reason in ended.items():
+                self.core.queue_clock.forget(request_id)
                 self.send(self.owner_of.pop(request_id), m.RequestFailed(request_id, reason, refused))
 
     def send(self, client: bytes, message: m.Message) -> None:
@@ -223,7 +240,7 @@ def main() -> int:
     process = EngineProcess(socket)
     threading.Thread(target=watch_lifeline, args=(process, folder), name="lifeline", daemon=True).start()
     try:
-        if not process.start(order.args, os.getppid() if order.limits_both else None):
+        if not process.start(order.args, order.beside):
             return 2
         process.serve()
         return 0

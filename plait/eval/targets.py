@@ -18,6 +18,7 @@ from plait.server.prompts import Turn
 from plait.server.replies import Reply
 from plait.server.service import Service
 from plait.server.settings import ServerSettings
+from plait.server.shared import Shared
 from plait.server.tools import toolbox
 
 if TYPE_CHECKING:
@@ -61,7 +62,7 @@ class EngineTarget:
     def __init__(self, name: str, engine: AsyncEngine) -> None:
         self.name = name
         self._engine = engine
-        self._service = Service(engine, ServerSettings())
+        self._service = Service(engine, ServerSettings(), Shared())
         if engine.chat_template is None or engine.tokenizer is None:
             raise TargetError(f"{name} has no chat template; give one with --chat-template")
 

@@ -25,17 +25,23 @@ from plait.server.responses import create_response
 from plait.server.responses_request import ResponsesRequest
 from plait.server.service import Service
 from plait.server.settings import ServerSettings
+from plait.server.shared import Shared
 from plait.server.tokens import DetokenizeRequest, TokenizeRequest, detokenize, tokenize
 
 if TYPE_CHECKING:
     from plait.engine.async_engine import AsyncEngine
 
 
-def create_app(engine: AsyncEngine, settings: ServerSettings | None = None) -> FastAPI:
-    """The application that serves ``engine``; starting and closing the engine is up to the caller."""
+def create_app(
+    engine: AsyncEngine, settings: ServerSettings | None = None, shared: Shared | None = None
+) -> FastAPI:
+    """The application that serves ``engine``; starting and closing the engine is up to the caller.
+
+    ``shared``: what this process has in common with others that serve the same engine.
+    """
     settings = settings or ServerSettings()
     app = FastAPI(title="plait", version=__version__, root_path=settings.root_path)
-    service = Service(engine, settings)
+    service = Service(engine, settings, shared or Shared())
     app.state.service = service
     app.router.route_class = JSONRoute
     errors.install(app)

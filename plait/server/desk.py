@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -13,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 from plait.core.sampling_params import SamplingParams
 from plait.engine.gathering import gather
 from plait.engine.outputs import CompletionDelta, RequestOutput
+from plait.server.board import Board
+from plait.server.course import Course
 from plait.server.errors import APIError
 from plait.server.prompts import Prompt
 
@@ -50,6 +51,8 @@ class Desk:
         max_waiting: most requests that wait for their first token; one more is refused. None: no bound.
         stream_interval: tokens between two events of a stream, after the first.
         on_order: told each order that is taken.
+        on_end: told how each of them went.
+        board: where this process and others that serve the engine say how many wait.
     """
 
     def __init__(
@@ -58,14 +61,19 @@ class Desk:
         max_waiting: int | None = None,
         stream_interval: int = 1,
         on_order: Callable[[Order], None] | None = None,
+        on_end: Sequence[Callable[[Order, Course], None]] = (),
+        board: Board | None = None,
     ) -> None:
         self._engine = engine
         self._max_waiting = max_waiting
         self._interval = stream_interval
         self._on_order = on_order
+        self._on_end = on_end
         self._first_token = 1.0
         """seconds to the first token, averaged over the last requests"""
+        self._board = board or Board()
         self.waiting = 0
+        """requests that wait for their first token, of this process"""
 
     def stream(self, order: Order) -> AsyncGenerator[CompletionDelta, None]:
         """The answers, as often as streams speak.
@@ -90,8 +98,8 @@ class Desk:
         self._refuse_if_full()
         if self._on_order is not None:
             self._on_order(order)
-        started = time.monotonic()
-        self.waiting += 1
+        course = Course()
+        self._wait(1)
         waits, late = True, False
 
         def end() -> None:
@@ -115,6 +123,7 @@ class Desk:
         try:
             async with aclosing(source) as deltas:
                 async for delta in deltas:
+                    course.take(delta)
                     if late and delta.finish_reason == "abort":
                         if waits:
                             message = f"timeout={order.timeout}: no token came in time"
@@ -122,21 +131,31 @@ class Desk:
                         delta = replace(delta, finish_reason="length", stop_reason=DEADLINE)
                     if waits and delta.token_ids:
                         waits = False
-                        self.waiting -= 1
-                        self._first_token += 0.2 * (time.monotonic() - started - self._first_token)
+                        self._wait(-1)
+                        self._first_token += 0.2 * ((course.first or 0.0) - self._first_token)
                     yield delta
+        except Exception as fault:
+            course.fault = fault
+            raise
         finally:
             if waits:
-                self.waiting -= 1
+                self._wait(-1)
             if timer is not None:
                 timer.cancel()
+            course.end()
+            for tell in self._on_end:
+                tell(order, course)
+
+    def _wait(self, more: int) -> None:
+        self.waiting += more
+        self._board.set(self.waiting)
 
     def _refuse_if_full(self) -> None:
-        if self._max_waiting is None or self.waiting < self._max_waiting:
+        if self._max_waiting is None or (waiting := self._board.total()) < self._max_waiting:
             return
         seconds = min(max(1, math.ceil(self._first_token)), _LONGEST_RETRY)
         message = (
-            f"{self.waiting} requests wait for their first token, as many as this server lets wait "
+            f"{waiting} requests wait for their first token, as many as this server lets wait "
             f"(--max-waiting); try again in {seconds} s"
         )
         raise APIError(429, message, code="too_many_waiting", retry_after=seconds)

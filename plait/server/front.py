@@ -7,6 +7,7 @@ from starlette.types import ASGIApp
 
 from plait.server.journal import Journal
 from plait.server.settings import ServerSettings
+from plait.server.tracing import KeepTrace
 
 
 def front(app: ASGIApp, settings: ServerSettings) -> ASGIApp:
@@ -20,5 +21,7 @@ def front(app: ASGIApp, settings: ServerSettings) -> ASGIApp:
             allow_credentials=settings.allow_credentials,
             expose_headers=("retry-after", "x-request-id"),
         )
+    if settings.otlp_traces_endpoint is not None:
+        app = KeepTrace(app)
     omits = [path.strip() for path in settings.disable_access_log_for_endpoints.split(",")]
     return Journal(app, writes=not settings.disable_access_log, omits=omits)

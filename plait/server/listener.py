@@ -16,12 +16,15 @@ from plait.server import tls
 from plait.server.connections import Limits, openable, protocol
 from plait.server.settings import ServerSettings
 
+_BACKLOG = 2048
 _CLOSE_SECONDS = 5
 """Longest that connections may take to end once nobody is answered any more."""
 
 
-def bind(host: str, port: int) -> socket.socket:
+def bind(host: str, port: int, shared: bool = False) -> socket.socket:
     """The socket to serve on. Bound before the model is loaded: a port in use should not cost a load.
+
+    ``shared``: others may be bound to the same port, among which the system spreads connections.
 
     Raises:
         ValueError: the address cannot be had.
@@ -32,11 +35,27 @@ def bind(host: str, port: int) -> socket.socket:
         )[0]
         sock = socket.socket(family, kind, protocol)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if shared:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         sock.bind(address)
     except OSError as error:
         hint = "; choose another --port, or end what listens there" if error.errno == errno.EADDRINUSE else ""
         raise ValueError(f"cannot listen on {host}:{port}: {error.strerror or error}{hint}") from None
     return sock
+
+
+def bind_several(host: str, port: int, count: int) -> list[socket.socket]:
+    """So many sockets on one port, one for each API process. Raises as ``bind``.
+
+    They listen already: connections wait for the processes.
+    """
+    # A shared port can be had while another server of this user shares it: such a one is found like this.
+    with bind(host, port) as alone:
+        port = alone.getsockname()[1]
+    socks = [bind(host, port, shared=True) for _ in range(count)]
+    for sock in socks:
+        sock.listen(_BACKLOG)
+    return socks
 
 
 def url_of(sock: socket.socket, secure: bool) -> str:

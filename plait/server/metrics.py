@@ -7,30 +7,73 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from prometheus_client import CollectorRegistry, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Histogram, disable_created_metrics, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.multiprocess import MultiProcessCollector
 
 from plait.engine.outputs import EngineDeadError
 
 if TYPE_CHECKING:
     from plait.engine.async_engine import AsyncEngine
     from plait.engine.stats import EngineStats
+    from plait.server.course import Course
+    from plait.server.desk import Order
 
 _SHORT = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1, 2.5, 5, 10)
+_TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1e3, 2e3, 5e3, 1e4, 2e4, 5e4, 1e5, 2e5, 5e5)
 _LONG = (0.05, 0.1, 0.25, 0.5, 1, 2, 4, 8, 15, 30, 60, 120, 240, 480, 960)
 
 
 class ServerMetrics:
-    """Histograms of what clients see, and the engine's own figures beside them."""
+    """Histograms of what clients see, and the engine's own figures beside them.
 
-    def __init__(self, model: str):
+    Args:
+        folder: where several processes keep their histograms, which any of them shows as one. (The library
+            asks for its name in the environment, too: PROMETHEUS_MULTIPROC_DIR, before it is imported.)
+    """
+
+    def __init__(self, model: str, folder: Path | None = None):
+        self._folder = folder
+        # A time of creation beside each: several processes have none in common.
+        disable_created_metrics()  # type: ignore[no-untyped-call]
         self.model = model
         self.registry = CollectorRegistry()
         self.first_token = self._histogram("time_to_first_token_seconds", "Arrival to first token", _LONG)
         self.between_tokens = self._histogram("inter_token_latency_seconds", "Token to token", _SHORT)
         self.whole = self._histogram("e2e_request_latency_seconds", "Arrival to last token", _LONG)
+
+        self.queue = self._histogram("request_queue_time_seconds", "Arrival to the first step", _LONG)
+        self.prefill = self._histogram("request_prefill_time_seconds", "First step to first token", _LONG)
+        self.decode = self._histogram("request_decode_time_seconds", "First token to last token", _LONG)
+        self.inference = self._histogram("request_inference_time_seconds", "First step to last token", _LONG)
+        self.per_token = self._histogram(
+            "request_time_per_output_token_seconds", "Mean of a request, behind its first token", _SHORT
+        )
+        self.prompt = self._histogram("request_prompt_tokens", "Tokens of prompts", _TOKENS)
+        self.generation = self._histogram("request_generation_tokens", "Tokens of answers", _TOKENS)
+        self.n = self._histogram("request_params_n", "Answers asked for", (1, 2, 5, 10, 20))
+
+    def request(self, order: Order, course: Course) -> None:
+        """A request to the engine is over. One that got no token says nothing about speed."""
+        if course.first is None:
+            return
+        self.prompt.observe(len(order.prompt.token_ids))
+        self.generation.observe(course.tokens)
+        self.n.observe(order.params.n)
+        times = {
+            self.queue: course.queued,
+            self.prefill: course.prefill,
+            self.decode: course.decode,
+            self.inference: course.inference,
+        }
+        for histogram, seconds in times.items():
+            if seconds is not None:
+                histogram.observe(seconds)
+        if course.decode is not None and course.tokens > order.params.n:
+            self.per_token.observe(course.decode * order.params.n / (course.tokens - order.params.n))
 
     def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
         family = Histogram(f"vllm:{name}", text, ["model_name"], buckets=buckets, registry=self.registry)
@@ -47,7 +90,14 @@ class ServerMetrics:
         families.append(_gauge("plait:engine_up", "1 while the engine process runs", self.model, {(): up}))
         once = CollectorRegistry()
         once.register(_Fixed(families))
-        return generate_latest(self.registry) + generate_latest(once)
+        return generate_latest(self._histograms()) + generate_latest(once)
+
+    def _histograms(self) -> CollectorRegistry:
+        if self._folder is None:
+            return self.registry
+        every = CollectorRegistry()
+        MultiProcessCollector(every, path=str(self._folder))  # type: ignore[no-untyped-call]
+        return every
 
 
 class Stopwatch:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import sys
 from collections.abc import Callable, Coroutine
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from plait.config import EngineArgs
 from plait.engine.outputs import EngineDeadError
 from plait.server.app import create_app
+from plait.server.drain import drain
 from plait.server.front import front
 from plait.server.gate import Gate
 from plait.server.listener import Listener, Signals, bind, url_of
@@ -23,8 +25,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_LAST_WORDS_SECONDS = 5.0
-"""that answers may take to end once the engine has failed them: a client that does not read takes for ever"""
+T = TypeVar("T")
 
 
 def run(coroutine: Coroutine[Any, Any, None]) -> None:
@@ -57,21 +58,28 @@ async def serve(
     Raises:
         ValueError: settings or a model that cannot work.
     """
+    if settings.api_server_count > 1:
+        from plait.server.run_several import serve_several
+
+        await serve_several(args, settings, on_stage=on_stage, on_ready=on_ready)
+        return
     gate = Gate(settings.root_path)
     sock = bind(settings.host, settings.port)
     with contextlib.closing(sock), Signals() as signals:
         listener = Listener(front(gate, settings), sock, settings)
         await listener.start()
         try:
-            engine = await _load(args, settings, signals, on_stage)
+            engine = await unless_told(signals, _load(args, settings, on_stage))
             if engine is None:
                 return
             try:
-                gate.open(create_app(engine, settings))
+                app = create_app(engine, settings)
+                gate.open(app)
                 if on_ready is not None:
                     on_ready(engine, url_of(sock, settings.secure))
-                await _until_told(engine, settings, signals)
+                await until_told(signals, engine, settings)
                 await drain(gate, engine, signals, settings.shutdown_timeout)
+                await app.state.service.close()
             finally:
                 await engine.close(at_once=signals.urgent.is_set())
         finally:
@@ -79,14 +87,16 @@ async def serve(
 
 
 async def _load(
-    args: EngineArgs, settings: ServerSettings, signals: Signals, on_stage: Callable[[str], None] | None
-) -> AsyncEngine | None:
-    """The engine; None if a signal came first."""
+    args: EngineArgs, settings: ServerSettings, on_stage: Callable[[str], None] | None
+) -> AsyncEngine:
     from plait.engine.async_engine import AsyncEngine
 
-    loading = asyncio.ensure_future(
-        AsyncEngine.start(args, on_stage=on_stage, limits_both=True, logs=settings.logs)
-    )
+    return await AsyncEngine.start(args, on_stage=on_stage, beside=[os.getpid()], logs=settings.logs)
+
+
+async def unless_told(signals: Signals, work: Coroutine[Any, Any, T]) -> T | None:
+    """The result of ``work``; None if a signal came first, upon which ``work`` was cancelled."""
+    loading = asyncio.ensure_future(work)
     told = asyncio.ensure_future(signals.asked.wait())
     try:
         await asyncio.wait({loading, told}, return_when=asyncio.FIRST_COMPLETED)
@@ -98,20 +108,42 @@ async def _load(
     return None if loading.cancelled() else loading.result()
 
 
-async def _until_told(engine: AsyncEngine, settings: ServerSettings, signals: Signals) -> None:
-    watching = [asyncio.ensure_future(_report_death(engine))]
+async def until_told(
+    signals: Signals,
+    engine: AsyncEngine,
+    settings: ServerSettings,
+    failed: asyncio.Future[None] | None = None,
+) -> None:
+    """Wait for a signal; write meanwhile what is to be known of the engine.
+
+    Raises:
+        EngineDeadError: the engine has died, and the server is not to stay without it.
+        ValueError: what ``failed`` raises.
+    """
+    death = asyncio.ensure_future(_report_death(engine))
+    watching = [death]
     if not settings.disable_log_stats:
         watching.append(asyncio.ensure_future(log_stats(engine.stats, settings.log_stats_interval)))
+    told = asyncio.ensure_future(signals.asked.wait())
+    ends: set[asyncio.Future[Any]] = {told}
+    if failed is not None:
+        ends.add(failed)
+    if settings.exit_with_engine:
+        ends.add(death)
     try:
-        await signals.asked.wait()
+        await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        if failed is not None and failed.done():
+            failed.result()
+        if settings.exit_with_engine:
+            engine.check_health()
     finally:
-        for task in watching:
+        for task in (told, *watching):
             task.cancel()
 
 
 async def _report_death(engine: AsyncEngine) -> None:
-    """Log the end of the engine process. The server stays, answers 503, and leaves the rest to whoever
-    started it."""
+    """Log the end of the engine process. The server stays (unless it is to end with the engine), answers
+    503, and leaves the rest to whoever started it."""
     while True:
         try:
             engine.check_health()
@@ -119,21 +151,3 @@ async def _report_death(engine: AsyncEngine) -> None:
             log.error("%s; /health answers 503 from now on", error)
             return
         await asyncio.sleep(0.5)
-
-
-async def drain(gate: Gate, engine: AsyncEngine, signals: Signals, seconds: float) -> None:
-    """Take no new requests and wait for the answers under way. When the time is up, or at a second signal,
-    those that still run get an error that says so."""
-    gate.drain()
-    if gate.inside:
-        log.info("shutting down: %d requests are being answered", gate.inside)
-    emptied = asyncio.ensure_future(gate.emptied())
-    urgent = asyncio.ensure_future(signals.urgent.wait())
-    await asyncio.wait({emptied, urgent}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
-    urgent.cancel()
-    if not emptied.done():
-        log.warning("%d requests did not end in time and get an error", gate.inside)
-        engine.fail("the server is shutting down; send the request to another, or again later")
-        words = _LAST_WORDS_SECONDS / 5 if signals.urgent.is_set() else _LAST_WORDS_SECONDS
-        await asyncio.wait({emptied}, timeout=words)
-    emptied.cancel()

@@ -8,7 +8,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from plait.core.sampling_params import SamplingParams, Structure
-from plait.server.desk import Desk
+from plait.server.course import Course
+from plait.server.desk import Desk, Order
 from plait.server.errors import APIError
 from plait.server.journal import RequestLog
 from plait.server.logprobs import LogprobFormatter
@@ -16,8 +17,10 @@ from plait.server.metrics import ServerMetrics
 from plait.server.prompts import Prompt, Turn
 from plait.server.protocol import Request
 from plait.server.settings import ServerSettings
+from plait.server.shared import Shared
 from plait.server.structure import Form
 from plait.server.tools import Toolbox
+from plait.server.tracing import Tracer
 from plait.text.chat import ChatError
 from plait.text.conversation import encode_conversation
 from plait.text.grammar import GrammarError, Grammars
@@ -39,11 +42,11 @@ _COMPILE_SECONDS = 10.0
 class Service:
     """An engine and what the server knows about it."""
 
-    def __init__(self, engine: AsyncEngine, settings: ServerSettings):
+    def __init__(self, engine: AsyncEngine, settings: ServerSettings, shared: Shared):
         self.engine = engine
         self.settings = settings
         self.model = engine.info.model
-        self.metrics = ServerMetrics(self.model)
+        self.metrics = ServerMetrics(self.model, shared.metrics)
         self.logprobs = LogprobFormatter(engine.tokenizer)
         self.defaults: dict[str, Any] = engine.info.generation_defaults.sampling()
         self.format = self._output_format()
@@ -52,7 +55,17 @@ class Service:
         self.grammars = Grammars(lambda: engine.tokenizer, info.vocab_size, ends)
         self._longest_token = self._most_characters()
         journal = RequestLog(settings.max_log_len) if settings.enable_log_requests else None
-        self.desk = Desk(engine, settings.max_waiting, settings.stream_interval, journal)
+        self._tracer = Tracer(settings.traces_endpoint, self.model) if settings.traces_endpoint else None
+        told: list[Callable[[Order, Course], None]] = [self.metrics.request]
+        if self._tracer is not None:
+            told.append(self._tracer)
+        board = shared.board()
+        self.desk = Desk(engine, settings.max_waiting, settings.stream_interval, journal, told, board)
+
+    async def close(self) -> None:
+        """Send what is left of traces."""
+        if self._tracer is not None:
+            await self._tracer.close()
 
     def _most_characters(self) -> int:
         """Characters of the longest token: a text of more than so many for each token does not fit."""

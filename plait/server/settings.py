@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from plait.logs import LogSettings
+from plait.server.tracing import check_endpoint
 from plait.text.parsing.formats import REASONING_PARSERS, TOOL_PARSERS
 
 UVICORN_LOG_LEVELS = ("critical", "error", "warning", "info", "debug", "trace")
@@ -33,6 +34,14 @@ class ServerSettings:
     uvicorn_log_level: str = "warning"
     shutdown_timeout: float = 20.0
     """seconds that running requests get to end after SIGTERM"""
+
+    api_server_count: int = _flag(1, "Processes that answer HTTP, in front of one engine.")
+
+    exit_with_engine: bool = _flag(
+        False,
+        "End the server when its engine process dies; else it stays and answers 503.",
+        "--exit-with-engine",
+    )
 
     ssl_certfile: str | None = _flag(
         None, "PEM file of the server's certificate (and those between it and the root); turns TLS on."
@@ -62,6 +71,10 @@ class ServerSettings:
         False, "No line with throughput and memory while there is work.", "--disable-log-stats"
     )
     log_stats_interval: float = _flag(10.0, "Seconds between two of these lines.")
+
+    otlp_traces_endpoint: str | None = _flag(
+        None, "Send a span for each request there: OTLP over HTTP, such as http://localhost:4318/v1/traces."
+    )
 
     default_chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
     """handed to the chat template unless the request says otherwise"""
@@ -103,6 +116,10 @@ class ServerSettings:
         return LogSettings(self.log_level, self.log_format)
 
     @property
+    def traces_endpoint(self) -> str | None:
+        return None if self.otlp_traces_endpoint is None else check_endpoint(self.otlp_traces_endpoint)
+
+    @property
     def secure(self) -> bool:
         """Whether the server speaks TLS."""
         return self.ssl_certfile is not None
@@ -110,6 +127,9 @@ class ServerSettings:
     def __post_init__(self) -> None:
         if not all(self.api_keys):
             raise ValueError("--api-key is empty, and would let nobody in; leave it out, or give a key")
+        if not 1 <= self.api_server_count <= 64:
+            raise ValueError(f"--api-server-count {self.api_server_count}: it must be from 1 to 64")
+        _ = self.traces_endpoint  # refuses what cannot work
         LogSettings(self.log_level, self.log_format)  # refuses others
         if not self.log_stats_interval > 0:
             raise ValueError(f"--log-stats-interval {self.log_stats_interval}: it must be above 0")
@@ -141,3 +161,10 @@ class ServerSettings:
             raise ValueError(
                 f"default_chat_template_kwargs must not set {taken[0]}: it comes from the request"
             )
+
+
+def flags_of(name: str) -> tuple[str, ...]:
+    """The flags of a setting on the command line."""
+    [setting] = [field for field in fields(ServerSettings) if field.name == name]
+    flags: tuple[str, ...] = setting.metadata["flags"]
+    return flags or ("--" + name.replace("_", "-"),)
