@@ -107,6 +107,8 @@ class ScriptedEngine:
         count, limit = len(prompt["prompt_token_ids"]), self.info.max_model_len
         if count > limit:
             raise RequestRefused(f"{count} prompt tokens, but max_model_len is {limit}")
+        if bad := [t for t in prompt["prompt_token_ids"] if not 0 <= t < self.info.vocab_size]:
+            raise RequestRefused(f"token id {bad[0]} is outside the vocabulary")
         self.open += 1
         try:
             for step in range(len(self.answer)):

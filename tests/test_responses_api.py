@@ -113,6 +113,32 @@ def test_a_stream_adds_up_to_the_whole(desk: Desk) -> None:
     assert shapes(final) == shapes(whole)
 
 
+def test_reasoning_as_its_own_summary(desk: Desk) -> None:
+    """For clients that show nothing else of it; what they send back is read again."""
+    given: Any = {"model": "tiny", "input": "hello", "reasoning": {"summary": "auto"}}
+    client = desk.client(THOUGHT + "Hi.")
+    whole = client.responses.create(**given)
+    [thought, _] = whole.output
+    assert [(part.type, part.text) for part in thought.summary] == [("summary_text", "I should look.")]
+    assert thought.content == []
+    with client.responses.stream(**given) as stream:
+        events = list(stream)
+        final: Any = stream.get_final_response()
+    assert [p.text for p in final.output[0].summary] == ["I should look."]
+    grown = "".join(e.delta for e in events if e.type == "response.reasoning_summary_text.delta")
+    assert grown == "I should look."
+    kinds = [e.type for e in events]
+    assert kinds.count("response.reasoning_summary_part.added") == 1
+    assert kinds.count("response.reasoning_summary_part.done") == 1
+    assert "response.reasoning_text.delta" not in kinds
+    items = [item.model_dump(exclude_none=True) for item in whole.output]
+    call = {"type": "function_call", "call_id": "a", "name": "get_weather", "arguments": "{}"}
+    result = {"type": "function_call_output", "call_id": "a", "output": "sunny"}
+    history = [{"role": "user", "content": "hello"}, items[0], call, result]
+    desk.ask("Hi.", input=history, tools=[WEATHER])
+    assert "<think>\nI should look.\n</think>" in desk.prompt
+
+
 def test_an_answer_that_was_cut_off(desk: Desk) -> None:
     response = desk.ask("I wonder", reason="length", max_output_tokens=8)
     assert response.status == "incomplete"
@@ -164,7 +190,7 @@ def test_effort_and_tool_choice(desk: Desk) -> None:
         ({"tools": [WEATHER | {"strict": "yes"}]}, "strict"),
         ({"text": {"format": {"type": "xml"}}}, r"text\.format"),
         ({"text": {"verbosity": "low"}}, r"text\.verbosity"),
-        ({"reasoning": {"summary": "detailed"}}, r"reasoning\.summary"),
+        ({"reasoning": {"summary": "concise"}}, r"reasoning\.summary"),
         ({"reasoning": {"effort": "high"}}, "reasoning_effort='high'"),
         ({"include": ["file_search_call.results"]}, "include"),
         ({"input": [{"type": "item_reference", "id": "x"}]}, r"input\[0\] has type 'item_reference'"),

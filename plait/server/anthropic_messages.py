@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field
 
 from plait.core.sampling_params import SamplingParams
 from plait.server.errors import APIError
 from plait.server.prompts import Turn
-from plait.server.protocol import Neutral, checked_params, only_served
+from plait.server.protocol import Body, Neutral, checked_params
 from plait.server.tools import Toolbox, toolbox
 
 _NOT_SERVED: Neutral = {
@@ -24,25 +24,26 @@ _NOT_SERVED: Neutral = {
     "speed": ("standard",),
     "betas": ([],),
 }
+_EXAMPLE: dict[str, Any] = {
+    "model": "MODEL",
+    "messages": [{"role": "user", "content": "Who are you?"}],
+    "system": "Be brief.",
+}
 
 
-class CountRequest(BaseModel):
+class CountRequest(Body):
     """Body of ``POST /v1/messages/count_tokens``: all of a request that makes its prompt."""
 
-    model_config = ConfigDict(extra="forbid", strict=True)
+    not_served: ClassVar[Neutral] = _NOT_SERVED
+    example: ClassVar[dict[str, Any]] = _EXAMPLE
 
     model: str
     messages: list[dict[str, Any]] = Field(min_length=1)
     system: str | list[dict[str, Any]] | None = None
-    tools: list[dict[str, Any]] = []
+    tools: list[dict[str, Any]] = Field([])
     tool_choice: dict[str, Any] | None = None
     thinking: dict[str, Any] | None = None
     cache_control: dict[str, Any] | None = None
-
-    @model_validator(mode="before")
-    @classmethod
-    def _refuse_what_is_not_served(cls, data: Any) -> Any:
-        return only_served(data, list(cls.model_fields), _NOT_SERVED)
 
     def turn(self, default_thinking: bool | None) -> Turn:
         """The conversation.
@@ -105,12 +106,14 @@ class CountRequest(BaseModel):
 class MessagesRequest(CountRequest):
     """Body of ``POST /v1/messages``."""
 
+    example: ClassVar[dict[str, Any]] = _EXAMPLE | {"max_tokens": 64}
+
     max_tokens: int
     stream: bool = False
     temperature: float | None = Field(None, ge=0, le=1)
     top_p: float | None = None
     top_k: int | None = None
-    stop_sequences: list[str] = []
+    stop_sequences: list[str] = Field([])
     metadata: dict[str, Any] | None = None
 
     def sampling_params(self, defaults: dict[str, Any]) -> SamplingParams:
@@ -263,6 +266,7 @@ def _toolbox(tools: list[dict[str, Any]], choice: dict[str, Any] | None) -> Tool
         if kind not in (None, "custom"):
             raise APIError(400, f"tools[{i}] has type {kind!r}: only the client's own are served", "tools")
         known = {"type", "name", "description", "input_schema", "cache_control", "strict"}
+        known |= {"eager_input_streaming"}  # arguments always stream as they grow
         if unknown := tool.keys() - known:
             raise APIError(400, f"tools[{i}] has a field that is not served: {min(unknown)!r}", "tools")
         function = {"name": tool.get("name"), "description": tool.get("description")}

@@ -10,7 +10,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from plait.server.errors import APIError
 
-_GUARDED = ("/v1", "/tokenize", "/detokenize", "/debug")
+GUARDED = ("/v1", "/tokenize", "/detokenize", "/debug")
 """The rest is for probes and scrapers."""
 
 
@@ -42,7 +42,7 @@ class RequireKey:
         if scope["type"] != "http" or scope["method"] == "OPTIONS":
             return False
         path: str = scope["path"].removeprefix(scope.get("root_path", ""))
-        return path.startswith(_GUARDED)
+        return path.startswith(GUARDED)
 
 
 def _key_of(scope: Scope) -> bytes:

@@ -100,6 +100,34 @@ def only_served(data: Any, fields: list[str], not_served: Neutral) -> Any:
     return kept
 
 
+class Body(BaseModel):
+    """What the bodies of all endpoints share.
+
+    Each field is honoured or refused by name, null means "not given", and a value has its field's type.
+    """
+
+    not_served: ClassVar[Neutral] = {}
+    example: ClassVar[dict[str, Any]] = {}
+
+    @staticmethod
+    def _documented(schema: dict[str, Any], cls: type[Any]) -> None:
+        """Add to the JSON schema what the validator takes beside the fields, and an example."""
+        schema["examples"] = [cls.example]
+        for name, field in schema["properties"].items():
+            if name not in schema.get("required", ()) and {"type": "null"} not in field.get("anyOf", ()):
+                rest = {key: field.pop(key) for key in ("title", "default") if key in field}
+                schema["properties"][name] = {"anyOf": [field, {"type": "null"}], **rest}
+        for name, values in cls.not_served.items():
+            schema["properties"][name] = {"enum": [*values, None], "description": "Not served."}
+
+    model_config = ConfigDict(extra="forbid", strict=True, json_schema_extra=_documented)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_what_is_not_served(cls, data: Any) -> Any:
+        return only_served(data, list(cls.model_fields), cls.not_served)
+
+
 class StreamOptions(BaseModel):
     """What a stream carries besides the answer."""
 
@@ -110,10 +138,9 @@ class StreamOptions(BaseModel):
     include_obfuscation: bool | None = None
 
 
-class Request(BaseModel):
+class Request(Body):
     """Fields that chat and text completions share."""
 
-    model_config = ConfigDict(extra="forbid", strict=True)
     not_served: ClassVar[Neutral] = _NOT_SERVED
 
     model: str | None = None
@@ -154,11 +181,6 @@ class Request(BaseModel):
     prompt_cache_key: str | None = None
     prompt_cache_retention: str | None = None
     metadata: dict[str, Any] | None = None
-
-    @model_validator(mode="before")
-    @classmethod
-    def _refuse_what_is_not_served(cls, data: Any) -> Any:
-        return only_served(data, list(cls.model_fields), cls.not_served)
 
     async def form(self) -> Form | None:
         """What the request asks of its answer's form.
@@ -219,16 +241,19 @@ class ChatRequest(Request):
     """Body of ``POST /v1/chat/completions``."""
 
     not_served: ClassVar[Neutral] = _NOT_SERVED_CHAT
+    example: ClassVar[dict[str, Any]] = {
+        "messages": [{"role": "user", "content": "Who are you?"}], "max_tokens": 64, "temperature": 0.7,
+    }  # fmt: skip
 
     messages: Annotated[list[dict[str, Any]], Field(min_length=1)]
     max_tokens: int | None = None
     max_completion_tokens: int | None = None
     logprobs: bool = False
     top_logprobs: int | None = None
-    chat_template_kwargs: dict[str, Any] = {}
+    chat_template_kwargs: dict[str, Any] = Field({})
     add_generation_prompt: bool = True
     continue_final_message: bool = False
-    tools: list[dict[str, Any]] = []
+    tools: list[dict[str, Any]] = Field([])
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool = True
     include_reasoning: bool = True
@@ -264,6 +289,7 @@ class CompletionRequest(Request):
     """Body of ``POST /v1/completions``."""
 
     not_served: ClassVar[Neutral] = _NOT_SERVED_COMPLETION
+    example: ClassVar[dict[str, Any]] = {"prompt": "Once upon a time", "max_tokens": 16, "logprobs": 2}
 
     prompt: str | list[int] | list[str] | list[list[int]]
     max_tokens: int | None = 16

@@ -6,6 +6,7 @@ import time
 import uuid
 from collections.abc import AsyncGenerator, Callable, Iterable
 from contextlib import aclosing
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -68,7 +69,7 @@ class ResponseAnswer:
         self._output_tokens = self._cached = 0
         id_length = service.format.call_id_length if service.format else 0
         self._reply = Reply(prompt.parser() if prompt.parser else None, id_length)
-        self._items = _Items(self._reply, body.wants_encrypted)
+        self._items = _Items(self._reply, body.wants_encrypted, body.wants_summary)
         self._sequence = 0
 
     async def whole(self, deltas: AsyncGenerator[CompletionDelta, None]) -> Fields:
@@ -159,10 +160,42 @@ class ResponseAnswer:
         }
 
 
+@dataclass(frozen=True, slots=True)
+class _Text:
+    """How an item's text is told: where it stands, and what its events are called."""
+
+    item: str
+    prefix: str
+    part: str
+    place: str
+    """of the part in the item"""
+    index: str
+    part_event: str
+    text_event: str
+    more: tuple[str, ...] = ()
+    """lists beside the text, empty"""
+
+    def made(self, text: str) -> Fields:
+        return {"type": self.part, "text": text} | {name: [] for name in self.more}
+
+
+_CONTENT = ("content", "content_index", "response.content_part")
+_MESSAGE = _Text(
+    "message", "msg", "output_text", *_CONTENT, "response.output_text", ("annotations", "logprobs")
+)
+_REASONING = _Text("reasoning", "rs", "reasoning_text", *_CONTENT, "response.reasoning_text")
+_SUMMARY = _Text(
+    "reasoning", "rs", "summary_text", "summary", "summary_index", "response.reasoning_summary_part",
+    "response.reasoning_summary_text",
+)  # fmt: skip
+"""Clients made for hosted models show summaries only; the whole of the reasoning is the best of them."""
+
+
 class _Items:
     """The items of an output, one open at a time, and the events that tell of them."""
 
-    def __init__(self, reply: Reply, wants_encrypted: bool):
+    def __init__(self, reply: Reply, wants_encrypted: bool, wants_summary: bool):
+        self._reasoning = _SUMMARY if wants_summary else _REASONING
         self.done: list[Fields] = []
         self._reply = reply
         self._encrypts = wants_encrypted
@@ -173,9 +206,9 @@ class _Items:
         for event in events:
             match event:
                 case Reasoning(text):
-                    yield from self._grow("reasoning", "rs", "response.reasoning_text.delta", text)
+                    yield from self._grow(self._reasoning, text)
                 case Content(text):
-                    yield from self._grow("message", "msg", "response.output_text.delta", text)
+                    yield from self._grow(_MESSAGE, text)
                 case CallBegin(index, name):
                     yield from self.close()
                     call = self._reply.calls[index]
@@ -196,17 +229,16 @@ class _Items:
         self._text = []
         yield {"type": "response.output_item.added", "output_index": len(self.done), "item": self._item}
 
-    def _grow(self, kind: str, prefix: str, delta: str, text: str) -> Iterable[Fields]:
-        if self._item is None or self._item["type"] != kind:
+    def _grow(self, form: _Text, text: str) -> Iterable[Fields]:
+        if self._item is None or self._item["type"] != form.item:
             yield from self.close()
             more: Fields = {"role": "assistant", "content": []}
-            if kind == "reasoning":
+            if form.item == "reasoning":
                 more = {"summary": [], "content": []}
-            yield from self._open(kind, prefix, more)
-            yield self._about("response.content_part.added", content_index=0, part=_part(kind, ""))
+            yield from self._open(form.item, form.prefix, more)
+            yield self._about(form.part_event + ".added", **{form.index: 0}, part=form.made(""))
         self._text.append(text)
-        logprobs: Fields = {"logprobs": []} if kind == "message" else {}
-        yield self._about(delta, content_index=0, delta=text, **logprobs)
+        yield self._about(form.text_event + ".delta", **{form.index: 0}, delta=text, **_logprobs(form))
 
     def close(self) -> Iterable[Fields]:
         """End the item that is open."""
@@ -221,11 +253,10 @@ class _Items:
             yield self._about("response.function_call_arguments.done", arguments=text, name=item["name"])
             whole = item | {"arguments": text}
         else:
-            name = "response.output_text.done" if kind == "message" else "response.reasoning_text.done"
-            logprobs: Fields = {"logprobs": []} if kind == "message" else {}
-            yield self._about(name, content_index=0, text=text, **logprobs)
-            yield self._about("response.content_part.done", content_index=0, part=_part(kind, text))
-            whole = item | {"content": [_part(kind, text)]}
+            form = _MESSAGE if kind == "message" else self._reasoning
+            yield self._about(form.text_event + ".done", **{form.index: 0}, text=text, **_logprobs(form))
+            yield self._about(form.part_event + ".done", **{form.index: 0}, part=form.made(text))
+            whole = item | {form.place: [form.made(text)]}
             if kind == "reasoning" and self._encrypts:
                 whole["encrypted_content"] = encrypted(text)
             if self._reply.finish_reason == "length":
@@ -236,7 +267,5 @@ class _Items:
         self._item = None
 
 
-def _part(kind: str, text: str) -> Fields:
-    if kind == "reasoning":
-        return {"type": "reasoning_text", "text": text}
-    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+def _logprobs(form: _Text) -> Fields:
+    return {"logprobs": []} if form is _MESSAGE else {}

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import base64
 import binascii
-from typing import Any
+from typing import Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field
 
 from plait.core.sampling_params import SamplingParams
 from plait.server.errors import APIError
-from plait.server.protocol import Neutral, checked_params, only_served
+from plait.server.protocol import Body, Neutral, checked_params
 from plait.server.structure import Form, of_response_format
 from plait.server.tools import Toolbox, toolbox
 
@@ -31,10 +31,11 @@ _NOT_SERVED: Neutral = {
 _REASONING = "reasoning.encrypted_content"
 
 
-class ResponsesRequest(BaseModel):
+class ResponsesRequest(Body):
     """Body of ``POST /v1/responses``."""
 
-    model_config = ConfigDict(extra="forbid", strict=True)
+    not_served: ClassVar[Neutral] = _NOT_SERVED
+    example: ClassVar[dict[str, Any]] = {"input": "Who are you?", "max_output_tokens": 64}
 
     model: str | None = None
     input: str | list[dict[str, Any]]
@@ -44,12 +45,12 @@ class ResponsesRequest(BaseModel):
     top_p: float | None = None
     stream: bool = False
     stream_options: dict[str, Any] | None = None
-    tools: list[dict[str, Any]] = []
+    tools: list[dict[str, Any]] = Field([])
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool = True
     reasoning: dict[str, Any] | None = None
     text: dict[str, Any] | None = None
-    include: list[str] = []
+    include: list[str] = Field([])
 
     # Labels for the client's own records: they ask for nothing.
     metadata: dict[str, Any] | None = None
@@ -58,16 +59,11 @@ class ResponsesRequest(BaseModel):
     prompt_cache_key: str | None = None
     prompt_cache_retention: str | None = None
 
-    chat_template_kwargs: dict[str, Any] = {}
+    chat_template_kwargs: dict[str, Any] = Field({})
     thinking_token_budget: int | None = Field(None, ge=0, lt=2**31)
     priority: int = Field(0, ge=-(2**63), lt=2**63)
     cache_salt: str | None = None
     timeout: float | None = Field(None, gt=0, le=10**6)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _refuse_what_is_not_served(cls, data: Any) -> Any:
-        return only_served(data, list(cls.model_fields), _NOT_SERVED)
 
     def sampling_params(self, defaults: dict[str, Any]) -> SamplingParams:
         """Sampling parameters over the model's ``defaults``."""
@@ -93,8 +89,8 @@ class ResponsesRequest(BaseModel):
         if unknown := {k for k, v in reasoning.items() if v is not None} - {"effort", "summary"}:
             name = f"reasoning.{min(unknown)}"
             raise APIError(400, f"{name} is not served; leave it out", name)
-        if reasoning.get("summary") not in (None, "auto", "none"):
-            message = "reasoning.summary is not served: reasoning comes whole, in its own items"
+        if reasoning.get("summary") not in (None, "auto", "detailed", "none"):
+            message = "reasoning.summary must be 'auto' or 'detailed' (the reasoning itself) or 'none'"
             raise APIError(400, message, "reasoning.summary")
         if unknown := {k for k, v in text.items() if v is not None} - {"format"}:
             name = f"text.{min(unknown)}"
@@ -113,6 +109,11 @@ class ResponsesRequest(BaseModel):
         if (given := (self.text or {}).get("format")) is None:
             return None
         return await asyncio.to_thread(of_response_format, given, "text.format", nested=False)
+
+    @property
+    def wants_summary(self) -> bool:
+        """Reasoning is to come as its own summary."""
+        return (self.reasoning or {}).get("summary") in ("auto", "detailed")
 
     @property
     def wants_encrypted(self) -> bool:
@@ -212,13 +213,14 @@ class _Messages:
 
 
 def _reasoning(item: dict[str, Any], where: str) -> str:
-    """The text of a reasoning item, from its content or from what ``encrypted`` made of it."""
-    content = item.get("content") or []
-    if not isinstance(content, list) or not all(isinstance(part, dict) for part in content):
-        raise APIError(400, f"{where}.content must be a list of parts", "input")
-    texts = [part.get("text") for part in content]
-    if all(isinstance(text, str) for text in texts) and texts:
-        return "\n\n".join(map(str, texts))
+    """The text of a reasoning item, from its content, its summary, or from what ``encrypted`` made of it."""
+    for name in ("content", "summary"):
+        parts = item.get(name) or []
+        if not isinstance(parts, list) or not all(isinstance(part, dict) for part in parts):
+            raise APIError(400, f"{where}.{name} must be a list of parts", "input")
+        texts = [part.get("text") for part in parts]
+        if all(isinstance(text, str) for text in texts) and texts:
+            return "\n\n".join(map(str, texts))
     sealed = item.get("encrypted_content")
     if sealed is None:
         return ""

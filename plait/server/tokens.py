@@ -2,50 +2,40 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field
 
 from plait.server.errors import APIError
 from plait.server.prompts import Turn
-from plait.server.protocol import only_served
+from plait.server.protocol import Body
 from plait.server.service import Service
 from plait.server.tools import toolbox
 
 
-class TokenizeRequest(BaseModel):
+class TokenizeRequest(Body):
     """Body of ``POST /tokenize``: a text, or a conversation."""
 
-    model_config = ConfigDict(extra="forbid", strict=True)
+    example: ClassVar[dict[str, Any]] = {"prompt": "Once upon a time"}
 
     model: str | None = None
     prompt: str | None = None
     messages: list[dict[str, Any]] | None = None
-    tools: list[dict[str, Any]] = []
+    tools: list[dict[str, Any]] = Field([])
     add_special_tokens: bool | None = None
     add_generation_prompt: bool = True
     continue_final_message: bool = False
-    chat_template_kwargs: dict[str, Any] = {}
+    chat_template_kwargs: dict[str, Any] = Field({})
     return_token_strs: bool = False
 
-    @model_validator(mode="before")
-    @classmethod
-    def _refuse_what_is_not_served(cls, data: Any) -> Any:
-        return only_served(data, list(cls.model_fields), {})
 
-
-class DetokenizeRequest(BaseModel):
+class DetokenizeRequest(Body):
     """Body of ``POST /detokenize``."""
 
-    model_config = ConfigDict(extra="forbid", strict=True)
+    example: ClassVar[dict[str, Any]] = {"tokens": [72, 105]}
 
     model: str | None = None
     tokens: list[int] = Field(max_length=10**7)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _refuse_what_is_not_served(cls, data: Any) -> Any:
-        return only_served(data, list(cls.model_fields), {})
 
 
 async def tokenize(service: Service, body: TokenizeRequest) -> dict[str, Any]:
