@@ -4,9 +4,11 @@ however they are scheduled, and faults planted in states and pages show as wrong
 from __future__ import annotations
 
 import functools
+import select
 from collections.abc import Sequence
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 from offline import Answer, make_core, run
@@ -132,6 +134,51 @@ def test_answers_are_the_same_after_preemption(folder: Path, swap: int):
     assert told(gate.answers(core)) == told(alone(gate))
     assert core.scheduler.counters.preemptions > 0
     core.close()
+
+
+def handed_over(gate: Gate) -> list[Answer]:
+    """One engine computes the prompts, another answers them."""
+    config = {"kv_connector": "LoopbackConnector", "kv_role": "kv_both"}
+    prefiller, decoder = (
+        make_core(gate.folder, kv_transfer_config=config, max_num_batched_tokens=budget)
+        for budget in (100, 70)
+    )
+    answers = [Answer() for _ in gate.prompts]
+
+    def add(core: EngineCore, number: int, transfer: dict[str, Any]) -> None:
+        core.add(
+            str(number), gate.prompts[number], GREEDY, seed=0, max_tokens=GREEDY.max_tokens,
+            kv_transfer_params=transfer,
+        )  # fmt: skip
+
+    for number in range(len(answers)):
+        add(prefiller, number, {"do_remote_decode": True})
+    while not all(answer.finish_reason for answer in answers):
+        computed, answered = prefiller.step(), decoder.step()
+        assert not computed.failed
+        assert not answered.failed
+        for progress in computed.progress:
+            if (reply := prefiller.reply(progress)) is not None:
+                add(decoder, int(progress.request_id), reply)
+        for progress in answered.progress:
+            answer = answers[int(progress.request_id)]
+            answer.tokens += progress.tokens
+            answer.logprobs += progress.logprobs
+            answer.finish_reason = progress.finish_reason
+        if computed.idle and answered.idle:
+            engines = (prefiller, decoder)
+            woken = [engine.wake_descriptor for engine in engines]
+            select.select(woken, [], [], min(engine.patience(1.0) for engine in engines))
+    assert decoder.scheduler.handover is not None
+    assert decoder.scheduler.handover.counters.received == len(answers)
+    for engine in (decoder, prefiller):
+        engine.close()
+    return answers
+
+
+@needs_kernels
+def test_answers_are_the_same_after_hand_over(gate: Gate):
+    assert told(handed_over(gate)) == told(alone(gate))
 
 
 # -- faults -------------------------------------------------------------------------------------

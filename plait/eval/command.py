@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from plait.bench.sweep import overrides
+from plait.cli_report import Stages
 from plait.config import EngineArgs
 from plait.eval import dataset, report
 from plait.eval.kinds import KINDS
@@ -189,7 +190,10 @@ async def _target(args: EvalArgs, url: str | None, engine: EngineArgs | None, sc
             raise
         return target
     assert engine is not None
-    return await EngineTarget.start(engine.model, engine, screen.note)
+    with Stages(engine.model) as stages:
+        started = await EngineTarget.start(engine.model, engine, stages)
+        stages.end()
+    return started
 
 
 async def _ask(
