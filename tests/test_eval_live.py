@@ -123,6 +123,22 @@ def test_two_configurations_are_compared(model: Path, own_answers: Path, tmp_pat
     }  # fmt: skip
 
 
+def test_files_of_one_name_are_refused(own_answers: Path, tmp_path: Path):
+    other = tmp_path / own_answers.name
+    other.write_text(own_answers.read_text())
+    done = evaluate("-", "--base-url", "http://x", "--data", str(own_answers), "--data", str(other))
+    assert done.returncode == 2
+    assert "two kinds or files of the name own" in done.stderr
+
+
+def test_an_engine_and_a_server_are_compared(model: Path, server: LiveServer, own_answers: Path):
+    """The server's model goes by another name than its files here."""
+    common = (*DUMMY, *FLAGS, "--data", str(own_answers))
+    done = evaluate(str(model), *common, "--paired", "enable_prefix_caching=false", server.url)
+    assert done.returncode == 0, done.stderr
+    assert "5 of 5 answers are the same" in done.stdout
+
+
 def test_servers_are_compared_by_their_urls(server: LiveServer, own_answers: Path):
     done = evaluate("-", "--data", str(own_answers), "--paired", server.url, server.url + "/v1")
     assert done.returncode == 0, done.stderr
