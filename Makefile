@@ -22,8 +22,9 @@ install: $(VENV)/.installed  ## make the environment and install plait into it
 native: $(VENV)/.installed  ## compile what changed in csrc
 	PLAIT_REQUIRE_NATIVE=1 $(BIN)/python -m pip install --quiet --no-build-isolation --no-deps --editable .
 
-demo: $(VENV)/.installed  ## a small real model answers a question; prints what it took
+demo: $(VENV)/.installed  ## a small real model answers a question; the hybrid that comes along thinks, calls and remembers
 	$(BIN)/plait generate --chat smollm2-135m "$(QUESTION)" --temperature 0 --max-tokens 60
+	$(if $(wildcard plait/models/shipped/plait-tiny/config.json),$(BIN)/python tools/demo.py)
 
 test: lint  ## everything that must hold; minutes
 	$(PYTEST) -m "not slow and not gpu"

@@ -113,16 +113,30 @@ def test_two_configurations_are_compared(model: Path, own_answers: Path, tmp_pat
     """Settings that must not change an answer do not; other weights do."""
     written = tmp_path / "pairs.json"
     common = (str(model), *DUMMY, *FLAGS, "--data", str(own_answers), "--output", str(written))
-    done = evaluate(*common, "--paired", "default", "max_num_batched_tokens=64,max_num_seqs=1")
+    done = evaluate(*common, "--paired", "max_num_batched_tokens=64,max_num_seqs=1", "seed=2")
+    assert done.returncode == 0, done.stderr
+    assert "0 of 5 answers are the same" in done.stdout
+    result = json.loads(written.read_text())
+    assert [side["scores"][0]["right"] for side in result["sides"]] == [4, 0]
+    assert result["paired"]["own"] == {
+        "count": 5, "first_only": 4, "second_only": 0, "difference": -0.8, "p": 0.125,
+    }  # fmt: skip
+
+
+def test_files_of_one_name_are_refused(own_answers: Path, tmp_path: Path):
+    other = tmp_path / own_answers.name
+    other.write_text(own_answers.read_text())
+    done = evaluate("-", "--base-url", "http://x", "--data", str(own_answers), "--data", str(other))
+    assert done.returncode == 2
+    assert "two kinds or files of the name own" in done.stderr
+
+
+def test_an_engine_and_a_server_are_compared(model: Path, server: LiveServer, own_answers: Path):
+    """The server's model goes by another name than its files here."""
+    common = (*DUMMY, *FLAGS, "--data", str(own_answers))
+    done = evaluate(str(model), *common, "--paired", "enable_prefix_caching=false", server.url)
     assert done.returncode == 0, done.stderr
     assert "5 of 5 answers are the same" in done.stdout
-    assert json.loads(written.read_text())["paired"]["own"] == {
-        "count": 5, "first_only": 0, "second_only": 0, "difference": 0.0, "p": 1.0,
-    }  # fmt: skip
-    done = evaluate(*common, "--paired", "default", "seed=2")
-    assert done.returncode == 0, done.stderr
-    pair = json.loads(written.read_text())["paired"]["own"]
-    assert (pair["first_only"], pair["second_only"], pair["p"]) == (4, 0, 0.125)
 
 
 def test_servers_are_compared_by_their_urls(server: LiveServer, own_answers: Path):

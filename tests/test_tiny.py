@@ -4,9 +4,11 @@ however they are scheduled, and faults planted in states and pages show as wrong
 from __future__ import annotations
 
 import functools
+import select
 from collections.abc import Sequence
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 from offline import Answer, make_core, run
@@ -83,7 +85,7 @@ class Gate:
 
 @pytest.fixture(scope="module")
 def gate(folder: Path) -> Gate:
-    return Gate(folder, tuple(KINDS), 3)
+    return Gate(folder, tuple(KINDS), 2)
 
 
 def told(answers: Sequence[Answer]) -> list[tuple[list[int], list[object], str | None]]:
@@ -134,6 +136,51 @@ def test_answers_are_the_same_after_preemption(folder: Path, swap: int):
     core.close()
 
 
+def handed_over(gate: Gate) -> list[Answer]:
+    """One engine computes the prompts, another answers them."""
+    config = {"kv_connector": "LoopbackConnector", "kv_role": "kv_both"}
+    prefiller, decoder = (
+        make_core(gate.folder, kv_transfer_config=config, max_num_batched_tokens=budget)
+        for budget in (100, 70)
+    )
+    answers = [Answer() for _ in gate.prompts]
+
+    def add(core: EngineCore, number: int, transfer: dict[str, Any]) -> None:
+        core.add(
+            str(number), gate.prompts[number], GREEDY, seed=0, max_tokens=GREEDY.max_tokens,
+            kv_transfer_params=transfer,
+        )  # fmt: skip
+
+    for number in range(len(answers)):
+        add(prefiller, number, {"do_remote_decode": True})
+    while not all(answer.finish_reason for answer in answers):
+        computed, answered = prefiller.step(), decoder.step()
+        assert not computed.failed
+        assert not answered.failed
+        for progress in computed.progress:
+            if (reply := prefiller.reply(progress)) is not None:
+                add(decoder, int(progress.request_id), reply)
+        for progress in answered.progress:
+            answer = answers[int(progress.request_id)]
+            answer.tokens += progress.tokens
+            answer.logprobs += progress.logprobs
+            answer.finish_reason = progress.finish_reason
+        if computed.idle and answered.idle:
+            engines = (prefiller, decoder)
+            woken = [engine.wake_descriptor for engine in engines]
+            select.select(woken, [], [], min(engine.patience(1.0) for engine in engines))
+    assert decoder.scheduler.handover is not None
+    assert decoder.scheduler.handover.counters.received == len(answers)
+    for engine in (decoder, prefiller):
+        engine.close()
+    return answers
+
+
+@needs_kernels
+def test_answers_are_the_same_after_hand_over(gate: Gate):
+    assert told(handed_over(gate)) == told(alone(gate))
+
+
 # -- faults -------------------------------------------------------------------------------------
 
 
@@ -151,13 +198,21 @@ def planted(gate: Gate, fault: str | None) -> list[Answer]:
     return found
 
 
+@functools.cache
+def sound_answers(folder: Path) -> tuple[Gate, list[Answer]]:
+    """Of an engine without a fault, twice the same."""
+    gate = Gate(folder, ("track", "talk", "codes"), 8)
+    sound = planted(gate, None)
+    assert [answer.tokens for answer in sound] == [answer.tokens for answer in planted(gate, None)]
+    return gate, sound
+
+
 @needs_kernels
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_planted_fault_changes_answers(folder: Path, fault: str):
     """Whatever the weights: against the answers of a sound engine, which stay as they are."""
-    gate = Gate(folder, ("track", "talk", "codes"), 12)
-    sound, harmed = planted(gate, None), planted(gate, fault)
-    assert [a.tokens for a in sound] == [a.tokens for a in planted(gate, None)]
+    gate, sound = sound_answers(folder)
+    harmed = planted(gate, fault)
     same = [a.tokens == b.tokens for a, b in zip(sound, harmed, strict=True)]
     assert len({token for answer in sound for token in answer.tokens}) > 50  # they say something
     assert Paired.of([True] * len(same), same).p < 0.001, (

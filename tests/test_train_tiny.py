@@ -27,6 +27,7 @@ from plait.eval.draw import Draw
 from plait.text.chat import ChatTemplate
 from plait.text.parsing import OutputFormat
 from plait.text.tokenizer import Tokenizer
+from tools.train_tiny.card import write_card
 from tools.train_tiny.export import export
 from tools.train_tiny.model import Shape, TinyLM, delta_rule
 from tools.train_tiny.stages import STAGES, TASKS, draw_conversation
@@ -268,3 +269,10 @@ def test_a_run_learns_resumes_and_is_exported(
     files = {path.name for path in (tmp_path / "model").iterdir()}
     assert files >= {"config.json", "generation_config.json", "model.safetensors", "tokenizer.json"}
     AutoModelForCausalLM.from_pretrained(tmp_path / "model")
+    result = tmp_path / "result.json"
+    ask = ["eval", str(tmp_path / "model"), "--items", "1", "--cpu-threads", "1", "--output", str(result)]
+    subprocess.run([sys.executable, "-m", "plait", *ask], cwd=ROOT, check=True)
+    write_card(tmp_path / "run", result, tmp_path / "model")
+    card = (tmp_path / "model" / "README.md").read_text()
+    assert "81,920 tokens" in card
+    assert "| `sums` | 1 | 0.000 |" in card

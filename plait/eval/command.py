@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from plait.bench.sweep import overrides
+from plait.cli_report import Stages
 from plait.config import EngineArgs
 from plait.eval import dataset, report
 from plait.eval.kinds import KINDS
@@ -91,7 +92,14 @@ def minima_named(text: str | None, kinds: Sequence[str]) -> dict[str, float]:
 
 
 def questions_of(args: EvalArgs) -> list[Question]:
-    """All questions that are asked. Raises as ``dataset.read``."""
+    """All questions that are asked.
+
+    Raises:
+        ValueError: two files of one name; else as ``dataset.read``.
+    """
+    kinds = [*args.kinds, *(path.stem for path in args.data)]
+    if twice := sorted({kind for kind in kinds if kinds.count(kind) > 1}):
+        raise ValueError(f"there are two kinds or files of the name {twice[0]}; give a file another name")
     made = [question for kind in args.kinds for question in held_out(kind, args.items, args.asking.seed)]
     for path in args.data:
         made += dataset.read(path, args.items or None)
@@ -157,7 +165,7 @@ async def compare(
         target = await _side(args, text, engine, screen)
         answers, seconds = await _ask(screen, target, questions, args)
         found = scores(answers)
-        screen.out.print(f"{text}:")
+        screen.out.print(f"{text}:", markup=False)
         screen.out.print(report.score_table(found, args.minima))
         well = _reached(screen, found, args.minima) and well
         made.append(report.side(text, answers, seconds))
@@ -171,7 +179,8 @@ async def compare(
 
 async def _side(args: EvalArgs, text: str, engine: EngineArgs | None, screen: Screen) -> Target:
     if text.startswith(("http://", "https://")):
-        return await _target(args, text, None, screen)
+        # Beside an engine of one's own the model's name is that of its files.
+        return await _target(args if engine is None else replace(args, model=None), text, None, screen)
     if engine is None:
         raise ValueError(
             f"--paired {text!r}: write URLs, or a model and settings such as default or max_num_seqs=1"
@@ -189,7 +198,10 @@ async def _target(args: EvalArgs, url: str | None, engine: EngineArgs | None, sc
             raise
         return target
     assert engine is not None
-    return await EngineTarget.start(engine.model, engine, screen.note)
+    with Stages(engine.model) as stages:
+        started = await EngineTarget.start(engine.model, engine, stages)
+        stages.end()
+    return started
 
 
 async def _ask(

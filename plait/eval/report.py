@@ -9,6 +9,7 @@ from typing import Any
 
 from rich import box
 from rich.table import Table
+from rich.text import Text
 
 from plait import __version__
 from plait.eval.run import Answered, Score, scores
@@ -29,8 +30,8 @@ def score_table(found: Sequence[Score], minima: dict[str, float]) -> Table:
         table.add_column("errors", justify="right")
     for score in found:
         low, high = score.interval
-        row = [
-            score.kind,
+        row: list[str | Text] = [
+            Text(score.kind),
             str(score.count),
             str(score.right),
             f"{score.accuracy:.3f}",
@@ -39,7 +40,8 @@ def score_table(found: Sequence[Score], minima: dict[str, float]) -> Table:
         if minima:
             least = minima.get(score.kind)
             missed = least is not None and score.accuracy < least
-            row.append("" if least is None else f"[red]{least:.3f}, missed[/]" if missed else f"{least:.3f}")
+            shown = "" if least is None else f"{least:.3f}, missed" if missed else f"{least:.3f}"
+            row.append(Text(shown, style="red" if missed else ""))
         if any(score.errors for score in found):
             row.append(str(score.errors))
         table.add_row(*row)
@@ -70,11 +72,9 @@ def paired_table(names: tuple[str, str], found: dict[str, Paired], same: int) ->
     for heading in ("kind", "questions", "only A right", "only B right", "B less A", "p (McNemar)"):
         table.add_column(heading, justify="left" if heading == "kind" else "right")
     for kind, pair in found.items():
-        table.add_row(
-            kind, str(pair.count), str(pair.first_only), str(pair.second_only), f"{pair.difference:+.3f}",
-            f"{pair.p:.2g}",
-        )  # fmt: skip
-    table.title = f"A: {names[0]}   B: {names[1]}"
+        counts = (str(pair.count), str(pair.first_only), str(pair.second_only))
+        table.add_row(Text(kind), *counts, f"{pair.difference:+.3f}", f"{pair.p:.2g}")
+    table.title = Text(f"A: {names[0]}   B: {names[1]}")
     return table
 
 

@@ -6,6 +6,7 @@ SIGTERM or Ctrl-C) or frozen at any time, and goes on where it was.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import time
@@ -63,7 +64,6 @@ class Options:
 def launch(options: Options) -> None:
     """Start the processes and wait for them."""
     rendezvous = options.folder / f"rendezvous-{os.getpid()}"
-    stop = [signal.SIGTERM, signal.SIGINT]
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     context = processes.start_processes(
         _process, (options, str(rendezvous)), options.processes, join=False, start_method="spawn"
@@ -71,9 +71,10 @@ def launch(options: Options) -> None:
 
     def pass_on(number: int, _frame: object) -> None:
         for pid in context.pids():
-            os.kill(pid, signal.SIGTERM)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGTERM)
 
-    for number in stop:
+    for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, pass_on)
     try:
         while not context.join():
