@@ -80,7 +80,8 @@ async def serve(
                 async with watched(engine, settings) as ends:
                     await until_told(signals, *ends)
                     await drain(gate, engine, signals, settings.shutdown_timeout)
-                await app.state.service.close()
+                if not signals.urgent.is_set():
+                    await app.state.service.close()
             finally:
                 await engine.close(at_once=signals.urgent.is_set())
         finally:
