@@ -108,6 +108,7 @@ def test_a_second_sigterm_ends_at_once(model: Path, traces: Traces) -> None:
     assert traces.left() == NOTHING
 
 
+@pytest.mark.slow
 def test_the_server_ends_with_its_engine_where_asked(model: Path, traces: Traces) -> None:
     server = LiveServer(model, "--exit-with-engine")
     streams = begun(server.url, tokens=3500, count=4)

@@ -325,7 +325,7 @@ class AsyncEngine:
             params = replace(params, detokenize=False)  # token ids in, token ids out
         queue = Events(most_unread)
         # The engine's ids are made here: a caller's id can never be that of another caller's answer.
-        ids = [f"{self._client.name}{next(self._numbers)}:{request_id}" for _ in range(params.n)]
+        ids = [f"{self._client.name}/{next(self._numbers)}:{request_id}" for _ in range(params.n)]
         answers = {
             child: _Answer(
                 index, AnswerText(self.tokenizer, tokenized.tokens, params, shown_ids), self, params

@@ -115,7 +115,7 @@ class Fleet:
     # -- what members ask --------------------------------------------------------------------
 
     def order(self, index: int, sock: socket.socket) -> Order:
-        name = f"api-{index}.{next(self._names)}:"
+        name = f"api-{index}.{next(self._names)}"
         args, settings, count = self._args, self._settings, len(self._socks)
         return Order(name, index, count, self._folder, sock.fileno(), args, settings, not self.serves)
 

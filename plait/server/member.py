@@ -156,7 +156,8 @@ class Member:
         tell("opened")
         await self._signals.asked.wait()
         await drain(self._gate, self._engine, self._signals, order.settings.shutdown_timeout)
-        await app.state.service.close()
+        if not self._signals.urgent.is_set():
+            await app.state.service.close()
         tell("drained")
 
 

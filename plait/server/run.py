@@ -7,7 +7,7 @@ import contextlib
 import logging
 import os
 import sys
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from plait.config import EngineArgs
@@ -77,9 +77,11 @@ async def serve(
                 gate.open(app)
                 if on_ready is not None:
                     on_ready(engine, url_of(sock, settings.secure))
-                await until_told(signals, engine, settings)
-                await drain(gate, engine, signals, settings.shutdown_timeout)
-                await app.state.service.close()
+                async with watched(engine, settings) as ends:
+                    await until_told(signals, *ends)
+                    await drain(gate, engine, signals, settings.shutdown_timeout)
+                if not signals.urgent.is_set():
+                    await app.state.service.close()
             finally:
                 await engine.close(at_once=signals.urgent.is_set())
         finally:
@@ -108,46 +110,44 @@ async def unless_told(signals: Signals, work: Coroutine[Any, Any, T]) -> T | Non
     return None if loading.cancelled() else loading.result()
 
 
-async def until_told(
-    signals: Signals,
-    engine: AsyncEngine,
-    settings: ServerSettings,
-    failed: asyncio.Future[None] | None = None,
-) -> None:
-    """Wait for a signal; write meanwhile what is to be known of the engine.
-
-    Raises:
-        EngineDeadError: the engine has died, and the server is not to stay without it.
-        ValueError: what ``failed`` raises.
-    """
-    death = asyncio.ensure_future(_report_death(engine))
+@contextlib.asynccontextmanager
+async def watched(engine: AsyncEngine, settings: ServerSettings) -> AsyncIterator[list[asyncio.Future[None]]]:
+    """Write meanwhile what is to be known of the engine. Gives what is to end the server: its death, if so
+    asked."""
+    death = asyncio.ensure_future(_report_death(engine, raises=settings.exit_with_engine))
     watching = [death]
     if not settings.disable_log_stats:
         watching.append(asyncio.ensure_future(log_stats(engine.stats, settings.log_stats_interval)))
-    told = asyncio.ensure_future(signals.asked.wait())
-    ends: set[asyncio.Future[Any]] = {told}
-    if failed is not None:
-        ends.add(failed)
-    if settings.exit_with_engine:
-        ends.add(death)
     try:
-        await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-        if failed is not None and failed.done():
-            failed.result()
-        if settings.exit_with_engine:
-            engine.check_health()
+        yield [death] if settings.exit_with_engine else []
     finally:
-        for task in (told, *watching):
+        for task in watching:
             task.cancel()
+        await asyncio.gather(*watching, return_exceptions=True)
 
 
-async def _report_death(engine: AsyncEngine) -> None:
-    """Log the end of the engine process. The server stays (unless it is to end with the engine), answers
-    503, and leaves the rest to whoever started it."""
+async def until_told(signals: Signals, *ends: asyncio.Future[None]) -> None:
+    """Wait for a signal, or for what is to end the server as well. Raises what that raises."""
+    told = asyncio.ensure_future(signals.asked.wait())
+    try:
+        any_of: set[asyncio.Future[Any]] = {told, *ends}
+        await asyncio.wait(any_of, return_when=asyncio.FIRST_COMPLETED)
+        for end in ends:
+            if end.done():
+                end.result()
+    finally:
+        told.cancel()
+
+
+async def _report_death(engine: AsyncEngine, raises: bool) -> None:
+    """Log the end of the engine process. Unless this ``raises``, the server stays, answers 503, and leaves
+    the rest to whoever started it."""
     while True:
         try:
             engine.check_health()
         except EngineDeadError as error:
             log.error("%s; /health answers 503 from now on", error)
+            if raises:
+                raise
             return
         await asyncio.sleep(0.5)

@@ -12,7 +12,7 @@ from plait.config import EngineArgs
 from plait.server import tls
 from plait.server.fleet import Fleet
 from plait.server.listener import Signals, bind_several, url_of
-from plait.server.run import unless_told, until_told
+from plait.server.run import unless_told, until_told, watched
 from plait.server.settings import ServerSettings
 
 if TYPE_CHECKING:
@@ -43,8 +43,9 @@ async def serve_several(
             try:
                 if on_ready is not None:
                     on_ready(engine, url_of(socks[0], settings.secure))
-                await until_told(signals, engine, settings, fleet.failed)
-                await _drain(fleet, signals, settings.shutdown_timeout)
+                async with watched(engine, settings) as ends:
+                    await until_told(signals, fleet.failed, *ends)
+                    await _drain(fleet, signals, settings.shutdown_timeout)
             finally:
                 await engine.close(at_once=signals.urgent.is_set())
 

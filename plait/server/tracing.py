@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from plait import __version__
+from plait.engine.beside import beside
 from plait.logs import request_id
 from plait.server.course import Course
 
@@ -87,8 +88,8 @@ class Tracer:
         milliseconds = int(_FLUSH_SECONDS * 1000)
         try:
             async with asyncio.timeout(2 * _FLUSH_SECONDS):
-                await asyncio.to_thread(self._provider.force_flush, milliseconds)
-                await asyncio.to_thread(self._provider.shutdown)
+                await beside(self._provider.force_flush, milliseconds)
+                await beside(self._provider.shutdown)
         except TimeoutError:
             return
 
