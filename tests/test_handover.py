@@ -377,9 +377,11 @@ def test_leases_that_wait_for_their_turn_are_kept() -> None:
             decoder.add(name, prompts()[6], long, seed=0, max_tokens=3000)
         for i, reply in zip((7, 8), prefill(prefiller, p, [7, 8]), strict=True):
             add(decoder, f"d{i}", i, reply)
+        received = decoder.scheduler.handover.counters
+        step_until(lambda: received.received == 1, (decoder, d), (prefiller, p))
         later = time.monotonic() + 3.0
         step_until(lambda: time.monotonic() > later, (decoder, d), (prefiller, p))
-        assert decoder.scheduler.handover.counters.received == 1  # one lies ready, the other has no room
+        assert received.received == 1  # one lies ready, the other has no room
         for name in ("local", "local too", "local as well"):
             decoder.cancel(name)
         for i in (7, 8):
