@@ -19,7 +19,7 @@ Matrix matrix(int format, std::int64_t outputs, std::int64_t inputs, Address pan
 }  // namespace
 
 void bind_linear(nb::module_& m) {
-  const char* names[kFormats] = {"f32", "bf16", "f16", "int8", "int4", "q8_0", "q4_0", "q4_1"};
+  const char* names[kFormats] = {"f32", "bf16", "f16", "int8", "q8_0", "q4_0", "q4_1"};
   nb::dict formats;
   for (int i = 0; i < kFormats; ++i) formats[names[i]] = i;
   m.attr("FORMATS") = formats;

@@ -1,44 +1,18 @@
 #include "pack.hpp"
 
 #include <algorithm>
-#include <bit>
 #include <cmath>
 #include <cstring>
 #include <stdexcept>
 #include <string>
 #include <vector>
 
+#include "narrow.hpp"
 #include "pool.hpp"
+#include "quantise.hpp"
 
 namespace plait {
 namespace {
-
-float widen_bf16(std::uint16_t bits) { return std::bit_cast<float>(static_cast<std::uint32_t>(bits) << 16); }
-
-float widen_f16(std::uint16_t bits) {
-  const std::uint32_t sign = (bits & 0x8000u) << 16, rest = bits & 0x7fffu;
-  const float tiny = static_cast<float>(rest) * 0x1p-24f;
-  const std::uint32_t wide = (rest << 13) + ((rest >= 0x7c00 ? 224u : 112u) << 23);
-  return std::bit_cast<float>(sign | (rest < 0x400 ? std::bit_cast<std::uint32_t>(tiny) : wide));
-}
-
-std::uint16_t narrow_bf16(float value) {
-  const auto bits = std::bit_cast<std::uint32_t>(value);
-  if (std::isnan(value)) return static_cast<std::uint16_t>(bits >> 16 | 0x40);
-  return static_cast<std::uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
-}
-
-std::uint16_t narrow_f16(float value) {
-  const auto bits = std::bit_cast<std::uint32_t>(value);
-  const std::uint32_t sign = bits >> 16 & 0x8000, rest = bits & 0x7fffffff;
-  if (rest > 0x7f800000) return static_cast<std::uint16_t>(sign | 0x7e00);
-  if (rest >= 0x477ff000) return static_cast<std::uint16_t>(sign | 0x7c00);
-  if (rest < 0x38800000) {
-    const float shifted = std::bit_cast<float>(rest) * 0x1p24f + 0x1p23f;  // rounds to an integer
-    return static_cast<std::uint16_t>(sign | (std::bit_cast<std::uint32_t>(shifted) - 0x4b000000));
-  }
-  return static_cast<std::uint16_t>(sign | (rest - (112u << 23) + 0xfff + (rest >> 13 & 1)) >> 13);
-}
 
 // One row as float32.
 void read_row(WeightFormat type, const void* weights, std::int64_t row, std::int64_t inputs, float* out) {
@@ -102,21 +76,16 @@ void pack_int8(const float* row, std::int64_t inputs, int lane, std::byte* panel
   }
 }
 
-void pack_int4(const float* row, std::int64_t inputs, int lane, std::byte* panel) {
-  std::byte* scales = panel + weights_bytes(WeightFormat::int4, inputs);
-  constexpr std::int64_t kGroup = block_of(WeightFormat::int4);
-  for (std::int64_t from = 0; from < stored_inputs(WeightFormat::int4, inputs); from += kGroup) {
-    const std::int64_t count = std::clamp<std::int64_t>(inputs - from, 0, kGroup);
-    const float most = extreme(row + from, count);
-    check_finite(most);
-    const std::uint16_t bits = narrow_bf16(-most / 8.0f);
-    const float scale = widen_bf16(bits);
-    put_16(scales, from / kGroup * 16 + lane, bits);
-    for (std::int64_t i = 0; i < kGroup; ++i) {
-      const float q =
-          i < count && scale != 0 ? std::clamp(std::nearbyint(row[from + i] / scale), -8.0f, 7.0f) : 0.0f;
-      put_nibble(panel, from + i, lane, static_cast<int>(q) + 8);
-    }
+void pack_4(const float* row, std::int64_t inputs, int lane, std::byte* panel) {
+  std::byte* scales = panel + weights_bytes(WeightFormat::q4_1, inputs);
+  std::byte* minimums = scales + scales_bytes(WeightFormat::q4_1, inputs);
+  for (std::int64_t from = 0; from < inputs; from += kGroup4) {
+    const std::int64_t count = std::min<std::int64_t>(inputs - from, kGroup4);
+    check_finite(extreme(row + from, count));
+    const Group4 group = quantise_4(row + from, count);
+    put_16(scales, from / kGroup4 * 16 + lane, group.scale);
+    put_16(minimums, from / kGroup4 * 16 + lane, group.minimum);
+    for (std::int64_t i = 0; i < count; ++i) put_nibble(panel, from + i, lane, group.codes[i]);
   }
 }
 
@@ -170,15 +139,15 @@ void pack(WeightFormat format, std::int64_t outputs, std::int64_t inputs, Weight
           const void* weights, std::byte* panels) {
   if (type != WeightFormat::f32 && type != WeightFormat::bf16 && type != WeightFormat::f16)
     throw no_way(type);
-  if (block_of(format) == 32) throw no_way(format);
+  if (format == WeightFormat::q8_0 || format == WeightFormat::q4_0) throw no_way(format);
   each_output(format, outputs, inputs, panels, [&](std::int64_t row, int lane, std::byte* panel) {
     thread_local std::vector<float> values;
     values.resize(static_cast<std::size_t>(inputs));
     read_row(type, weights, row, inputs, values.data());
     if (format == WeightFormat::int8) {
       pack_int8(values.data(), inputs, lane, panel);
-    } else if (format == WeightFormat::int4) {
-      pack_int4(values.data(), inputs, lane, panel);
+    } else if (format == WeightFormat::q4_1) {
+      pack_4(values.data(), inputs, lane, panel);
     } else {
       pack_float(format, values.data(), inputs, lane, panel);
     }

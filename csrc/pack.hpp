@@ -13,10 +13,11 @@ namespace plait {
 // even); the others quantise:
 //
 //   int8   scale = A / 127, A the largest |w| of an output;  q = nearest(w / scale)
-//   int4   scale = -M / 8 rounded to bf16, M the w of largest |w| in a group of 64, with its sign (so that
-//          all 16 values are in use);  q = nearest(w / scale) + 8, cut to 0 .. 15
+//   q4_1   per block of 32: q = nearest((w - minimum) / scale), cut to 0 .. 15; of the scales and minimums,
+//          rounded to f16, that quantise_4 (quantise.hpp) tries, those of least squared error
 //
-// Throws std::invalid_argument where a quantised weight is not finite, and for q8_0, q4_0 and q4_1.
+// Throws std::invalid_argument where a quantised weight is not finite (q4_1: or too large for f16), and for
+// q8_0 and q4_0.
 void pack(WeightFormat format, std::int64_t outputs, std::int64_t inputs, WeightFormat type,
           const void* weights, std::byte* panels);
 

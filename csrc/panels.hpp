@@ -7,19 +7,17 @@
 //   q8_0             [K/2][16][2] int8 | f16 scale[K/32][16]
 //   q4_0             [K/8][16][4] two nibbles a byte | f16 scale[K/32][16]
 //   q4_1             [K/8][16][4] two nibbles a byte | f16 scale[K/32][16] | f16 minimum[K/32][16]
-//   int4             [K/8][16][4] two nibbles a byte | bf16 scale[K/64][16]
 //
 // A byte of nibbles holds input j of its eight in the low half and input j + 4 in the high half (j from 0 to
-// 3). K is rounded up to whole pairs or blocks, N to whole panels; what is added has weight zero. Parts of a
-// panel, and panels, start at multiples of 64 bytes.
+// 3). K is rounded up to whole pairs or blocks, N to whole panels; what is added is zero, or meets inputs
+// that are (activations.hpp). Parts of a panel, and panels, start at multiples of 64 bytes.
 //
 // What a stored weight stands for:
 //
 //   int8             q * scale                    one scale an output
 //   q8_0             q * scale                    GGUF's Q8_0, blocks of 32, nothing lost
 //   q4_0             (q - 8) * scale              GGUF's Q4_0, likewise
-//   q4_1             q * scale + minimum          GGUF's Q4_1, likewise
-//   int4             (q - 8) * scale              groups of 64
+//   q4_1             q * scale + minimum          GGUF's Q4_1, likewise, and what pack rounds to 4 bits
 #pragma once
 
 #include <cstddef>
@@ -27,13 +25,12 @@
 
 namespace plait {
 
-enum class WeightFormat : int { f32, bf16, f16, int8, int4, q8_0, q4_0, q4_1 };
-inline constexpr int kFormats = 8;
+enum class WeightFormat : int { f32, bf16, f16, int8, q8_0, q4_0, q4_1 };
+inline constexpr int kFormats = 7;
 
 // Inputs that share a scale; 0 where none do, or where all do (int8).
 constexpr int block_of(WeightFormat format) {
   switch (format) {
-    case WeightFormat::int4: return 64;
     case WeightFormat::q8_0:
     case WeightFormat::q4_0:
     case WeightFormat::q4_1: return 32;
@@ -42,7 +39,7 @@ constexpr int block_of(WeightFormat format) {
 }
 
 constexpr bool has_nibbles(WeightFormat format) {
-  return format == WeightFormat::int4 || format == WeightFormat::q4_0 || format == WeightFormat::q4_1;
+  return format == WeightFormat::q4_0 || format == WeightFormat::q4_1;
 }
 
 constexpr std::int64_t round_up(std::int64_t value, std::int64_t multiple) {

@@ -27,7 +27,8 @@ from plait.kernels.cpu.backend import CpuBackend
 from plait.kernels.cpu.packing import Experts, Linear
 
 FLOATS = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
-QUANTISED = ("int8", "int4")
+QUANTISED = {"int8": "int8", "int4": "q4_1"}
+"""What is asked -> the format that weights get."""
 BLOCKS = ("q8_0", "q4_0", "q4_1")
 FORMATS = (*FLOATS, *QUANTISED, *BLOCKS)
 ISAS = native.isas()
@@ -71,7 +72,7 @@ def pack(format: str, weight: torch.Tensor, bias: torch.Tensor | None = None) ->
     else:
         packed = backend.pack_linear(weight.to(FLOATS.get(format, torch.float32)), bias)
     assert isinstance(packed, Linear)
-    assert [part.format for part in packed.parts] == [format]
+    assert [part.format for part in packed.parts] == [QUANTISED.get(format, format)]
     return backend, packed
 
 
@@ -270,16 +271,39 @@ def test_int8_weights_follow_their_formula():
     assert torch.equal(dense(backend, packed), truth)
 
 
-def test_int4_weights_follow_their_formula():
-    weight = torch.randn(33, 192)
+def on_lines(outputs: int, groups: int) -> torch.Tensor:
+    """Weights [outputs, groups * 32] that int4 can hold: code * scale + minimum, each code in use."""
+    codes = torch.stack([torch.randperm(32) % 16 for _ in range(outputs * groups)]).view(outputs, groups, 32)
+    scale = torch.rand(outputs, groups, 1).add(0.01).half().float()
+    minimum = torch.randn(outputs, groups, 1).half().float()
+    return (codes * scale + minimum).flatten(1)
+
+
+def test_int4_holds_what_16_codes_can_say():
+    weight = on_lines(33, 3)
     weight[5] = 0
-    groups = weight.view(33, 3, 64)
-    most = groups.gather(2, groups.abs().argmax(2, keepdim=True))
-    scale = (most / -8).bfloat16().float()
-    truth = (torch.round(groups / scale).nan_to_num().clamp(-8, 7) * scale).view(33, 192)
+    weight[7, 32:64] = -1.75
     backend, packed = pack("int4", weight)
-    assert torch.equal(dense(backend, packed), truth)
-    assert relative_error(truth, weight.double()) < 0.1
+    assert torch.equal(dense(backend, packed), weight)
+
+
+@pytest.mark.parametrize("inputs", [192, 181])
+def test_int4_weights_are_nearer_than_between_least_and_most(inputs):
+    weight = torch.randn(33, inputs) + torch.randn(33, 1)
+    backend, packed = pack("int4", weight)
+    stored = dense(backend, packed)
+    errors = []
+    for ours, truth in zip(stored.split(32, dim=1), weight.split(32, dim=1), strict=True):
+        least, most = truth.aminmax(dim=1, keepdim=True)
+        scale, least = ((most - least) / 15).half().float(), least.half().float()
+        plain = torch.round((truth - least) / scale).clamp(0, 15) * scale + least
+        counts = 1 + truth.abs() / truth.square().mean(1, keepdim=True).sqrt()
+        error, plain_error = ((counts * (x - truth).square()).double().sum(1) for x in (ours, plain))
+        assert bool((error <= plain_error * (1 + 1e-4)).all())
+        assert all(len(row.unique()) <= 16 for row in ours)
+        errors.append(float(error.sum() / plain_error.sum()))
+    assert max(errors) < 0.95
+    assert relative_error(stored, weight.double()) < 0.08
 
 
 def test_weights_that_are_not_finite_are_not_quantised():
@@ -306,7 +330,7 @@ def test_exact_parts_are_not_quantised_and_tables_have_8_bits():
     backend = CpuBackend().quantised("int4")
     packed = backend.pack_rows([Rows(torch.randn(32, 64)), Rows(torch.randn(8, 64).bfloat16(), exact=True)])
     assert isinstance(packed, Linear)
-    assert [part.format for part in packed.parts] == ["int4", "bf16"]
+    assert [part.format for part in packed.parts] == ["q4_1", "bf16"]
     table = backend.pack_table(Rows(torch.randn(32, 64)))
     assert isinstance(table, Linear)
     assert [part.format for part in table.parts] == ["int8"]

@@ -117,7 +117,7 @@ def test_layers_have_parts_of_several_formats() -> None:
     """Else the tests above would leave out that a projection is more than one matrix."""
     layout = layout_of("qwen3_5")
     layer = model("qwen3_5", CpuBackend("int4"), layout, torch.float32)._layers[0]
-    assert [part.format for part in layer.mixer.in_proj.parts] == ["int4", "f32"]
+    assert [part.format for part in layer.mixer.in_proj.parts] == ["q4_1", "f32"]
 
 
 def test_a_cache_of_its_own_for_each_call() -> None:

@@ -144,14 +144,17 @@ class Attention {
   void add_part(const QueryTile& tile, float* queries, std::int64_t part, Sums sums) const {
     sums.clear(tile.rows);
     const std::int64_t end = smaller((part + 1) * kPartialKeys, last_position(tile) + 1);
+    auto keys = find_keys(tile, part * kPartialKeys);
     for (std::int64_t first = part * kPartialKeys; first < end; first += kTileKeys) {
-      const auto keys = find_keys(tile, first);
+      const auto next = find_next_keys(tile, keys);
+      for (int b = 0; b < kTileBlocks; ++b) keys.next[b] = next.k[b] != nullptr ? next.k[b] : keys.k[b];
       // Many rows share the work of widening; the numbers are the same either way.
       if (!std::is_same_v<E, float> && tile.rows > 2 * kRows) {
         add_tile(tile, queries, widen_keys(keys, queries + kTileRows * padded_), sums);
       } else {
         add_tile(tile, queries, keys, sums);
       }
+      keys = next;
     }
   }
 
@@ -179,14 +182,21 @@ class Attention {
     keys.first = first;
     for (int b = 0; b < kTileBlocks && first + b * kBlock <= last; ++b) {
       const std::int64_t at = first + b * kBlock;
-      keys.k[b] = place.k<E>(at);
-      keys.v[b] = place.v<E>(at);
+      const std::int64_t offset = place.offset<E>(at);
+      keys.k[b] = reinterpret_cast<const E*>(pages_.k + offset);
+      keys.v[b] = reinterpret_cast<const E*>(pages_.v + offset);
       if constexpr (kScaled<E>) {
         keys.k_scale[b] = place.scale(pages_.k_scale, at);
         keys.v_scale[b] = place.scale(pages_.v_scale, at);
       }
     }
     return keys;
+  }
+
+  // The tile of keys after one, or what the next task begins with (see `run`), or the same keys.
+  KeyTile<E, kScaled<E>> find_next_keys(const QueryTile& tile, const KeyTile<E, kScaled<E>>& keys) const {
+    if (keys.first + kTileKeys <= last_position(tile)) return find_keys(tile, keys.first + kTileKeys);
+    return &tile == tiles_ ? keys : find_keys(*(&tile - 1), 0);
   }
 
   KeyTile<float, kScaled<E>> widen_keys(const KeyTile<E, kScaled<E>>& keys, float* memory) const {
@@ -199,7 +209,7 @@ class Attention {
         store(k + i, load(keys.k[b] + i));
         store(v + i, load(keys.v[b] + i));
       }
-      wide.k[b] = k;
+      wide.k[b] = wide.next[b] = k;  // nothing to fetch: these lie in the cache
       wide.v[b] = v;
       wide.k_scale[b] = keys.k_scale[b];
       wide.v_scale[b] = keys.v_scale[b];

@@ -18,10 +18,11 @@ inline constexpr int kRows = 2, kPanels = 1;
 inline constexpr int kRows = 6, kPanels = kLanes == 16 ? 4 : 1;
 #endif
 
-// Keys and values of 64 positions from `first`, a multiple of 64, on. Blocks that do not exist are null.
+// Keys and values of 64 positions from `first`, a multiple of 64, on. Blocks that do not exist are null. `next`
+// are the keys that will be read after these, or these again.
 template <class E, bool scaled>
 struct KeyTile {
-  const E *k[kTileBlocks], *v[kTileBlocks];
+  const E *k[kTileBlocks], *v[kTileBlocks], *next[kTileBlocks];
   const float *k_scale[kTileBlocks], *v_scale[kTileBlocks];
   std::int64_t first;
 };
@@ -44,14 +45,21 @@ struct Sums {
   }
 };
 
-// sums[m][n] += numbers a[m][0 .. depth) times panel b[n] [depth][16].
+// sums[m][n] += numbers a[m][0 .. depth) times panel b[n] [depth][16]. What will be read next, as large as the
+// panels, is fetched meanwhile: with few rows memory is the limit, and blocks are too short for the processor to
+// see where it goes on.
 template <int M, int N, class E>
 [[gnu::always_inline]] inline void multiply(f32x16 (&sums)[M][N], const float* const* a, const E* const* b,
-                                            int depth) {
+                                            const E* const* next, int depth) {
+  constexpr int kLine = 64 / (kBlock * sizeof(E));  // steps that read one line of the cache
   for (int k = 0; k < depth; ++k) {
     f32x16 panel[N];
 #pragma GCC unroll 4
     for (int n = 0; n < N; ++n) panel[n] = load(b[n] + k * kBlock);
+    if (k % kLine == 0) {
+#pragma GCC unroll 4
+      for (int n = 0; n < N; ++n) __builtin_prefetch(next[n] + k * kBlock, 0, 2);
+    }
 #pragma GCC unroll 8
     for (int m = 0; m < M; ++m) {
       const f32x16 x = splat(a[m][k]);
@@ -61,16 +69,17 @@ template <int M, int N, class E>
   }
 }
 
-// Scores of M rows with N blocks of keys; `scores` points at the first block's, rows kTileKeys apart.
+// Scores of M rows with N blocks of keys; `scores` points at the first block's, rows kTileKeys apart. Fetches
+// `v`.
 template <int M, int N, class E>
-void score_blocks(const float* const* q, const E* const* k, int dim, float* scores) {
+void score_blocks(const float* const* q, const E* const* k, const E* const* v, int dim, float* scores) {
   f32x16 sums[M][N];
 #pragma GCC unroll 8
   for (int m = 0; m < M; ++m) {
 #pragma GCC unroll 4
     for (int n = 0; n < N; ++n) sums[m][n] = zero();
   }
-  multiply<M, N>(sums, q, k, dim);
+  multiply<M, N>(sums, q, k, v, dim);
 #pragma GCC unroll 8
   for (int m = 0; m < M; ++m) {
 #pragma GCC unroll 4
@@ -78,10 +87,11 @@ void score_blocks(const float* const* q, const E* const* k, int dim, float* scor
   }
 }
 
-// N panels of each row's sums: shrunk, then the first `keys` values of the tile added by weight.
+// N panels of each row's sums: shrunk, then the first `keys` values of the tile added by weight. Fetches
+// `next`.
 template <int M, int N, class E>
-void add_values(const float* weights, const float* shrink, const E* const* v, int keys, int panel,
-                float* const* sums) {
+void add_values(const float* weights, const float* shrink, const E* const* v, const E* const* next, int keys,
+                int panel, float* const* sums) {
   f32x16 total[M][N];
 #pragma GCC unroll 8
   for (int m = 0; m < M; ++m) {
@@ -90,11 +100,14 @@ void add_values(const float* weights, const float* shrink, const E* const* v, in
   }
   for (int b = 0; b * kBlock < keys; ++b) {
     const float* rows[M];
-    const E* panels[N];
+    const E *panels[N], *ahead[N];
     for (int m = 0; m < M; ++m) rows[m] = weights + m * kTileKeys + b * kBlock;
-    for (int n = 0; n < N; ++n) panels[n] = v[b] + (panel + n) * kBlock * kBlock;
+    for (int n = 0; n < N; ++n) {
+      panels[n] = v[b] + (panel + n) * kBlock * kBlock;
+      ahead[n] = next[b] + (panel + n) * kBlock * kBlock;
+    }
     const int left = keys - b * kBlock;
-    multiply<M, N>(total, rows, panels, left < kBlock ? left : kBlock);
+    multiply<M, N>(total, rows, panels, ahead, left < kBlock ? left : kBlock);
   }
 #pragma GCC unroll 8
   for (int m = 0; m < M; ++m) {
@@ -148,8 +161,10 @@ void attend_rows(const float* const* q, const std::int64_t* position, int dim, i
   const int blocks = (keys + kBlock - 1) / kBlock;
   alignas(64) float scores[M * kTileKeys];
   int b = 0;
-  for (; b + kPanels <= blocks; b += kPanels) score_blocks<M, kPanels>(q, tile.k + b, dim, scores + b * kBlock);
-  for (; b < blocks; ++b) score_blocks<M, 1>(q, tile.k + b, dim, scores + b * kBlock);
+  for (; b + kPanels <= blocks; b += kPanels) {
+    score_blocks<M, kPanels>(q, tile.k + b, tile.v + b, dim, scores + b * kBlock);
+  }
+  for (; b < blocks; ++b) score_blocks<M, 1>(q, tile.k + b, tile.v + b, dim, scores + b * kBlock);
 
   alignas(64) float old_peak[16] = {}, peak[16] = {}, shrink[16];
   for (int m = 0; m < M; ++m) {
@@ -173,9 +188,9 @@ void attend_rows(const float* const* q, const std::int64_t* position, int dim, i
   const int panels = padded / kBlock;
   int panel = 0;
   for (; panel + kPanels <= panels; panel += kPanels) {
-    add_values<M, kPanels>(scores, shrink, tile.v, keys, panel, sums);
+    add_values<M, kPanels>(scores, shrink, tile.v, tile.next, keys, panel, sums);
   }
-  for (; panel < panels; ++panel) add_values<M, 1>(scores, shrink, tile.v, keys, panel, sums);
+  for (; panel < panels; ++panel) add_values<M, 1>(scores, shrink, tile.v, tile.next, keys, panel, sums);
 }
 
 // attend_rows for a number of rows, from 1 to kRows, known when it runs.

@@ -288,7 +288,6 @@ void run_any(const ExpertsCall& call, std::int64_t y_stride) {
     case WeightFormat::bf16: return run<WeightFormat::bf16>(call, y_stride);
     case WeightFormat::f16: return run<WeightFormat::f16>(call, y_stride);
     case WeightFormat::int8: return run<WeightFormat::int8>(call, y_stride);
-    case WeightFormat::int4: return run<WeightFormat::int4>(call, y_stride);
     case WeightFormat::q8_0: return run<WeightFormat::q8_0>(call, y_stride);
     case WeightFormat::q4_0: return run<WeightFormat::q4_0>(call, y_stride);
     case WeightFormat::q4_1: return run<WeightFormat::q4_1>(call, y_stride);

@@ -22,13 +22,10 @@ struct Place {
   std::int64_t block(std::int64_t position) const {
     return position % pages.page_size / kBlock * kBlock * pages.padded_dim();
   }
+  // Bytes from the arena's K (or V) to a position's block.
   template <class E>
-  E* k(std::int64_t position) const {
-    return reinterpret_cast<E*>(pages.k + page(position)) + block(position);
-  }
-  template <class E>
-  E* v(std::int64_t position) const {
-    return reinterpret_cast<E*>(pages.v + page(position)) + block(position);
+  std::int64_t offset(std::int64_t position) const {
+    return page(position) + block(position) * static_cast<std::int64_t>(sizeof(E));
   }
   float* scale(std::byte* scales, std::int64_t position) const {
     return reinterpret_cast<float*>(scales + page(position)) + position % pages.page_size;
@@ -68,10 +65,11 @@ void write_entry(const Place& place, std::int64_t position, const float* k, cons
   const std::int64_t lane = position % kBlock;
   E entry[kLargestHead];
   const float k_scale = encode(k, padded, entry);
-  E* column = place.k<E>(position) + lane;
+  const std::int64_t offset = place.offset<E>(position);
+  E* column = reinterpret_cast<E*>(place.pages.k + offset) + lane;
   for (int d = 0; d < padded; ++d) column[d * kBlock] = entry[d];
   const float v_scale = encode(v, padded, entry);
-  E* row = place.v<E>(position) + lane * kBlock;
+  E* row = reinterpret_cast<E*>(place.pages.v + offset) + lane * kBlock;
   for (int d = 0; d < padded; d += kBlock) std::memcpy(row + d * kBlock, entry + d, kBlock * sizeof(E));
   if constexpr (kScaled<E>) {
     *place.scale(place.pages.k_scale, position) = k_scale;

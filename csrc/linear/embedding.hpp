@@ -42,9 +42,6 @@ float weight_at(const std::byte* panel, std::int64_t inputs, std::int64_t k, int
     return to_float(reinterpret_cast<const f16*>(panel)[16 * k + lane]);
   } else if constexpr (format == WeightFormat::int8) {
     return static_cast<float>(pair_at(panel, k, lane)) * reinterpret_cast<const float*>(scales)[lane];
-  } else if constexpr (format == WeightFormat::int4) {
-    const float scale = to_float(reinterpret_cast<const bf16*>(scales)[k / 64 * 16 + lane]);
-    return static_cast<float>(nibble_at(panel, k, lane) - 8) * scale;
   } else {
     const float scale = to_float(reinterpret_cast<const f16*>(scales)[k / 32 * 16 + lane]);
     if constexpr (format == WeightFormat::q8_0) return static_cast<float>(pair_at(panel, k, lane)) * scale;
@@ -75,7 +72,6 @@ inline void embedding(const Matrix& table, const std::int64_t* ids, std::int64_t
     case WeightFormat::bf16: return rows_of<WeightFormat::bf16>(table, ids, count, y);
     case WeightFormat::f16: return rows_of<WeightFormat::f16>(table, ids, count, y);
     case WeightFormat::int8: return rows_of<WeightFormat::int8>(table, ids, count, y);
-    case WeightFormat::int4: return rows_of<WeightFormat::int4>(table, ids, count, y);
     case WeightFormat::q8_0: return rows_of<WeightFormat::q8_0>(table, ids, count, y);
     case WeightFormat::q4_0: return rows_of<WeightFormat::q4_0>(table, ids, count, y);
     case WeightFormat::q4_1: return rows_of<WeightFormat::q4_1>(table, ids, count, y);

@@ -254,7 +254,6 @@ inline void q8_0_tile(const Panels<P>& panels, std::int64_t inputs, TileInput in
 // Weights of 4 bits times 8-bit inputs; both have a scale for every block.
 template <WeightFormat format, int R, int P>
 inline void nibble_tile(const Panels<P>& panels, std::int64_t inputs, TileInput in, TileOutput out) {
-  using Scale = std::conditional_t<format == WeightFormat::int4, bf16, f16>;
   constexpr int kBlock = block_of(format);
   const std::int64_t scales = weights_bytes(format, inputs), minimums = scales + scales_bytes(format, inputs);
   f32x16 values[R][P];
@@ -272,33 +271,30 @@ inline void nibble_tile(const Panels<P>& panels, std::int64_t inputs, TileInput 
       panels.fetch_next(scales + 32 * b);
       if constexpr (format == WeightFormat::q4_1) panels.fetch_next(minimums + 32 * b);
     }
-#pragma GCC unroll 2
-    for (int part = 0; part < kBlock / 32; ++part) {
-      Partial partial[R][P];
-      clear(partial);
+    Partial partial[R][P];
+    clear(partial);
 #pragma GCC unroll 4
-      for (int i = 0; i < 4; ++i) {
-        const std::int64_t eight = b * (kBlock / 8) + part * 4 + i;
-        if constexpr (R <= kFewRows) panels.fetch(64 * eight);
-        Nibbles w[P];
+    for (int i = 0; i < kBlock / 8; ++i) {
+      const std::int64_t eight = b * (kBlock / 8) + i;
+      if constexpr (R <= kFewRows) panels.fetch(64 * eight);
+      Nibbles w[P];
 #pragma GCC unroll 4
-        for (int p = 0; p < P; ++p) w[p] = load_nibbles(panels.template at<std::uint8_t>(p, 64 * eight));
-#pragma GCC unroll 16
-        for (int r = 0; r < R; ++r) {
-          const std::int32_t low = in.units[2 * eight * R + r], high = in.units[(2 * eight + 1) * R + r];
-#pragma GCC unroll 4
-          for (int p = 0; p < P; ++p) partial[r][p] = add(partial[r][p], w[p], low, high);
-        }
-      }
+      for (int p = 0; p < P; ++p) w[p] = load_nibbles(panels.template at<std::uint8_t>(p, 64 * eight));
 #pragma GCC unroll 16
       for (int r = 0; r < R; ++r) {
+        const std::int32_t low = in.units[2 * eight * R + r], high = in.units[(2 * eight + 1) * R + r];
 #pragma GCC unroll 4
-        for (int p = 0; p < P; ++p) sums[r][p] = sums[r][p] + total(partial[r][p]);
+        for (int p = 0; p < P; ++p) partial[r][p] = add(partial[r][p], w[p], low, high);
       }
+    }
+#pragma GCC unroll 16
+    for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 4
+      for (int p = 0; p < P; ++p) sums[r][p] = sums[r][p] + total(partial[r][p]);
     }
 #pragma GCC unroll 4
     for (int p = 0; p < P; ++p) {
-      const f32x16 scale = load(panels.template at<Scale>(p, scales + 32 * b));
+      const f32x16 scale = load(panels.template at<f16>(p, scales + 32 * b));
       f32x16 minimum = zero();
       if constexpr (format == WeightFormat::q4_1)
         minimum = load(panels.template at<f16>(p, minimums + 32 * b));

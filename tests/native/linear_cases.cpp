@@ -13,14 +13,14 @@ namespace {
 struct Format {
   WeightFormat format;
   const char* name;
+  bool from_file;  // its weights come as blocks, not as floats
 };
 constexpr Format kAll[] = {
-    {WeightFormat::f32, "f32"},   {WeightFormat::bf16, "bf16"}, {WeightFormat::f16, "f16"},
-    {WeightFormat::int8, "int8"}, {WeightFormat::int4, "int4"}, {WeightFormat::q8_0, "q8_0"},
-    {WeightFormat::q4_0, "q4_0"}, {WeightFormat::q4_1, "q4_1"},
+    {WeightFormat::f32, "f32", false},   {WeightFormat::bf16, "bf16", false},
+    {WeightFormat::f16, "f16", false},   {WeightFormat::int8, "int8", false},
+    {WeightFormat::q4_1, "int4", false}, {WeightFormat::q8_0, "q8_0", true},
+    {WeightFormat::q4_0, "q4_0", true},  {WeightFormat::q4_1, "q4_1", true},
 };
-
-bool from_file(WeightFormat format) { return block_of(format) == 32; }
 
 // Bytes of one GGUF block of 32 inputs.
 std::int64_t block_bytes(WeightFormat format) {
@@ -48,13 +48,14 @@ std::vector<std::uint8_t> draw_blocks(Draw& draw, WeightFormat format, std::int6
 }
 
 // `count` packed matrices of one shape, one after another.
-Bytes draw_panels(Draw& draw, WeightFormat format, std::int64_t outputs, std::int64_t inputs,
+Bytes draw_panels(Draw& draw, const Format& kind, std::int64_t outputs, std::int64_t inputs,
                   std::int64_t count = 1) {
+  const WeightFormat format = kind.format;
   const std::int64_t each = panels_of(outputs) * panel_bytes(format, inputs);
   Bytes panels(count * each);
   for (std::int64_t e = 0; e < count; ++e) {
     std::byte* to = panels.data() + e * each;
-    if (from_file(format)) {
+    if (kind.from_file) {
       repack(format, outputs, inputs, draw_blocks(draw, format, outputs * inputs / 32).data(), to);
     } else {
       std::vector<float> weights = draw.normals(outputs * inputs, 0.5f);
@@ -84,7 +85,7 @@ void one_format(Record& record, const Format& kind, std::int64_t outputs, std::i
   const std::string name =
       std::string("linear/") + kind.name + "/" + std::to_string(outputs) + "x" + std::to_string(inputs);
   Draw draw(static_cast<std::uint64_t>(outputs * 1000 + inputs));
-  const Bytes panels = draw_panels(draw, kind.format, outputs, inputs);
+  const Bytes panels = draw_panels(draw, kind, outputs, inputs);
   record.bytes(name + "/panels", panels.data(), panels.size());
   const std::vector<float> bias = draw.normals(outputs);
   const Matrix matrix{kind.format, outputs, inputs, panels.data(), bias.data()};
@@ -111,11 +112,13 @@ void one_format(Record& record, const Format& kind, std::int64_t outputs, std::i
 // Where integer sums are as large as they get: one sign, and more inputs than int32 could take at once.
 void largest_sums(Record& record) {
   constexpr std::int64_t kInputs = 20'001;
-  const std::vector<float> weights(16 * kInputs, -3.0f), x(3 * kInputs, 5.0f);
-  for (const WeightFormat format : {WeightFormat::int8, WeightFormat::int4}) {
+  std::vector<float> weights(16 * kInputs, -3.0f);
+  const std::vector<float> x(3 * kInputs, 5.0f);
+  for (const WeightFormat format : {WeightFormat::int8, WeightFormat::q4_1}) {
+    for (std::size_t i = 0; format == WeightFormat::q4_1 && i < weights.size(); i += 32) weights[i] = -18.0f;
     const Bytes panels(panel_bytes(format, kInputs));
     pack(format, 16, kInputs, WeightFormat::f32, weights.data(), panels.data());
-    record.floats(format == WeightFormat::int8 ? "linear/int8/largest" : "linear/int4/largest",
+    record.floats(format == WeightFormat::int8 ? "linear/int8/largest" : "linear/q4_1/largest",
                   in_calls({format, 16, kInputs, panels.data(), nullptr}, x, 3, 0));
   }
 }
@@ -143,7 +146,7 @@ void sixteen_bits(Record& record) {
 void experts(Record& record, const Format& kind) {
   constexpr std::int64_t kOutputs = 40, kInputs = 64, kExperts = 6, kRows = 11;
   Draw draw(7);
-  const Bytes panels = draw_panels(draw, kind.format, kOutputs, kInputs, kExperts);
+  const Bytes panels = draw_panels(draw, kind, kOutputs, kInputs, kExperts);
   const Matrix first{kind.format, kOutputs, kInputs, panels.data(), nullptr};
   const std::vector<std::int64_t> starts = {0, 3, 3, 4, 34, 34, 47};
   std::vector<std::int64_t> sources;
@@ -161,8 +164,8 @@ void experts(Record& record, const Format& kind) {
 void linear_cases(Record& record) {
   for (const Format& kind : kAll) {
     // Neither whole panels nor, where that can be, whole blocks.
-    one_format(record, kind, 45, from_file(kind.format) ? 224 : 201);
-    one_format(record, kind, 16, from_file(kind.format) ? 32 : 7);
+    one_format(record, kind, 45, kind.from_file ? 224 : 201);
+    one_format(record, kind, 16, kind.from_file ? 32 : 7);
     one_format(record, kind, 3, 128);
     if (!from_file(kind.format)) one_format(record, kind, 20, 1100);  // more inputs than one stretch
     experts(record, kind);

@@ -24,7 +24,7 @@ class CpuBackend(LinearOps, MixerOps):
     state_grid = 1
     priority = 10
     activation_dtype = torch.float32
-    quantisations = QUANTISATIONS
+    quantisations = tuple(QUANTISATIONS)
 
     def unavailable(self, device: str) -> str | None:
         try:

@@ -7,7 +7,6 @@ f32       float32                           float32                             
 bf16      bfloat16                          float32                                      2
 f16       float16                           float32                                      2
 int8      8 bits, a scale per output        12 bits and a sign, a scale per row          1
-int4      4 bits, a scale per 64 inputs     8 bits, a scale per row and 64 inputs        0.53
 q8_0      GGUF's: 8 bits, a scale per 32    12 bits and a sign, a scale per row          1.06
 q4_0      GGUF's: 4 bits, a scale per 32    8 bits, a scale per row and 32 inputs        0.56
 q4_1      q4_0 and a minimum per 32         8 bits, a scale per row and 32 inputs        0.62
@@ -17,8 +16,8 @@ Sums are float32, in one chain over the inputs, or integers. Activations are qua
 own row alone, so a row's result depends on nothing but the row::
 
     int8 weight:  scale = A / 127, q = nearest(w / scale)           A the largest |w| of the output
-    int4 weight:  scale = bfloat16(-M / 8), q = nearest(w / scale)  M the w of largest |w| in a group of 64;
-                                                                    q cut to -8 .. 7
+    q4_1 weight:  q = nearest((w - minimum) / scale), cut to 0 .. 15; scale and minimum, both float16, of the
+                  least squared error that a few steps find (``csrc/quantise.hpp``)
     activation:   scale = A / 2047 or A / 127, q = nearest(x * 2047 / A) or nearest(x * 127 / A)
 """
 
@@ -37,10 +36,10 @@ from plait.kernels.cpu.native import native
 FORMAT_OF = {torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16"}
 """Formats that hold weights as they are."""
 
-QUANTISATIONS = ("int8", "int4")
-"""Formats that weights can be brought into when they are loaded."""
+QUANTISATIONS = {"int8": "int8", "int4": "q4_1"}
+"""What weights can be brought into when they are loaded -> the format that is."""
 
-BYTES = {"int8": 1.0, "int4": 0.53125}
+BYTES = {"int8": 1.0, "int4": 0.625}
 """Of a weight in these, scales included."""
 
 BLOCKS = ("q8_0", "q4_0", "q4_1")
@@ -160,7 +159,7 @@ def _format(rows: Rows, quantisation: str | None) -> str:
     if rows.format is not None:
         return rows.format
     if quantisation is not None and not rows.exact:
-        return quantisation
+        return QUANTISATIONS[quantisation]
     return FORMAT_OF.get(rows.data.dtype, "f32")
 
 
@@ -179,7 +178,7 @@ def _merge(parts: Sequence[Rows], quantisation: str | None) -> list[tuple[str, t
 def _fill(panels: torch.Tensor, format: str, data: torch.Tensor, inputs: int) -> None:
     """Pack rows into panels. Raises ValueError for weights that are not finite and shall be quantised."""
     number, outputs = native.FORMATS[format], data.shape[0]
-    if format in BLOCKS:
+    if data.dtype == torch.uint8:
         native.repack(number, outputs, inputs, data.contiguous().data_ptr(), panels.data_ptr())
         return
     if data.dtype not in FORMAT_OF:
