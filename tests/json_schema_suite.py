@@ -12,6 +12,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+DRAFT_7 = "http://json-schema.org/draft-07/schema#"
 DRAFTS = ("draft2020-12", "draft2019-09", "draft7")
 
 
@@ -71,4 +72,6 @@ def cases(tests: Path) -> Iterator[Case]:
                 text = json.dumps(bare, sort_keys=True)
                 if text not in seen:
                     seen.add(text)
+                    if draft == "draft7" and isinstance(schema, dict):
+                        schema = {"$schema": DRAFT_7} | schema  # without it a schema is read as of 2020-12
                     yield Case(draft, file.stem, group["description"], schema)

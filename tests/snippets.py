@@ -68,6 +68,19 @@ def inline_code(page: Path) -> list[str]:
     return [child.content for child in inside if child.type == "code_inline"]
 
 
+def links(page: Path) -> list[str]:
+    """Where a page's links lead, as they are written."""
+    tokens = MarkdownIt().enable("table").parse(page.read_text(encoding="utf-8"))
+    inside = [child for token in tokens for child in token.children or ()]
+    return [str(child.attrs["href"]) for child in inside if child.type == "link_open"]
+
+
+def anchors(page: Path) -> set[str]:
+    """The names of a page's sections, as links have them."""
+    titles = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
 def faults(block: Block) -> list[str]:
     """What is wrong with the block as it is written; empty: it can be run, or says why not."""
     if block.mark is not None:

@@ -125,17 +125,13 @@ def test_help_groups_flags_and_names_units() -> None:
     command = arrange(get_command(cli.app)).commands["serve"]
     options = {param.name: param for param in command.params}
     for name, group, unit in (
-        ("port", "Server", "NUMBER"),
-        ("max_model_len", "Scheduling", "TOKENS"),
-        ("max_waiting", "Limits", "REQUESTS"),
-        ("memory_limit", "Memory and device", "BYTES"),
-        ("shutdown_timeout", "Limits", "SECONDS"),
-        ("enable_prefix_caching", "Prefix cache", None),
-        ("default_chat_template_kwargs", "Reasoning and tools", "JSON"),
+        ("port", "Server", "NUMBER"), ("max_model_len", "Scheduling", "TOKENS"),
         ("tokenizer", "Model", None),
-        ("target_itl_ms", "Scheduling", "MS"),
-        ("prefix_cache_dir", "Prefix cache", "DIR"),
-    ):
+        ("max_waiting", "Limits", "REQUESTS"), ("memory_limit", "Memory and device", "BYTES"),
+        ("shutdown_timeout", "Limits", "SECONDS"), ("enable_prefix_caching", "Prefix cache", None),
+        ("default_chat_template_kwargs", "Reasoning and tools", "JSON"),
+        ("target_itl_ms", "Scheduling", "MS"), ("prefix_cache_dir", "Prefix cache", "DIR"),
+    ):  # fmt: skip
         assert (options[name].rich_help_panel, options[name].metavar) == (group, unit)
     assert not [
         name for name, option in options.items() if getattr(option, "rich_help_panel", "") == "Engine"

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from reader import Failed, Reader, Servers
-from snippets import PAGES, ROOT, RUN, Block, blocks_of, faults, inline_code
+from snippets import PAGES, ROOT, RUN, Block, anchors, blocks_of, faults, inline_code, links
 
 sys.path.insert(0, str(ROOT / "tools"))
 import flags_page
@@ -19,6 +19,11 @@ QUICK = ("README.md", "quickstart.md")
 """Pages whose blocks are run by ``make test``; the others' by ``make test-slow``."""
 
 
+OF_OTHERS = {
+    "--cache-reuse", "--chat-template-file", "--grammar", "--jinja", "--mlock", "--no-mmap",
+    "--reasoning-budget", "--reasoning-format", "--slot-save-path",
+}  # fmt: skip
+"""Flags of other engines, beside which the pages set plait's."""
 FLAG = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]+")
 
 
@@ -74,7 +79,18 @@ def test_the_page_of_flags_is_what_the_commands_say() -> None:
 def test_flags_on_pages_exist(page: Path) -> None:
     scripts = "".join(script.read_text(encoding="utf-8") for script in (ROOT / "benchmarks").glob("*.py"))
     own = {"--help", *FLAG.findall(flags_page.page()), *FLAG.findall(scripts)}
-    assert {flag for code in inline_code(page) for flag in FLAG.findall(code)} <= own
+    assert {flag for code in inline_code(page) for flag in FLAG.findall(code)} <= own | OF_OTHERS
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    for link in links(page):
+        file, _, section = link.partition("#")
+        if "://" in link:
+            continue
+        target = page.parent / file if file else page
+        assert target.exists(), link
+        assert not section or section in anchors(target), link
 
 
 def page_of(folder: Path, text: str) -> Block:
@@ -108,7 +124,7 @@ def test_what_is_wrong_with_a_block(tmp_path: Path, text: str, word: str | None)
         ("```bash\ntrue\n```", None),
         ("```bash\nfalse\ntrue\n```", "exit code 1"),
         ("```bash\nfalse | cat\n```", "exit code 1"),
-        ("```bash\nplait serve no-such-model\n```", "no-such-model"),
+        ("```bash\nplait serve model --no-such-flag\n```", "No such option: --no-such-flag"),
         ("```console\n$ echo a b\na b\n$ printf '%s\\n' \\\n> one two\none\n...wo\n```", None),
         ("```console\n$ echo a\nb\n```", "what came is\na"),
         ("```console\n$ echo ab\na\n```", "what came is\nab"),

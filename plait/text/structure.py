@@ -55,21 +55,26 @@ def schema_text(schema: Any) -> str:
         raise ValueError(f"the schema is nested more than {_MOST_DEPTH} deep")
     if "x-guidance" in schema:
         raise ValueError("x-guidance cannot be set")
-    return _limited(json.dumps(_readable(schema), ensure_ascii=False))
+    return _limited(
+        json.dumps(_readable(schema, "draft-0" in str(schema.get("$schema"))), ensure_ascii=False)
+    )
 
 
-def _readable(value: Any) -> Any:
+def _readable(value: Any, old: bool) -> Any:
     """A schema as the library reads it: 2.0 is an integer.
 
+    Args:
+        old: of draft 7 or before, where ``$ref`` makes what stands beside it mean nothing.
+
     Raises:
-        ValueError: it has what the library would read wrongly.
+        ValueError: it has what the library would read otherwise.
     """
     if isinstance(value, Mapping):
-        if "$ref" in value and "$id" in value and isinstance(value["$ref"], str):
-            raise ValueError("$id beside $ref is not served: drafts differ in what it means")
-        return {key: _readable(inner) for key, inner in value.items()}
+        if old and "$id" in value and isinstance(value.get("$ref"), str):
+            raise ValueError("$id beside $ref is not served in schemas of draft 7 and before")
+        return {key: _readable(inner, old) for key, inner in value.items()}
     if isinstance(value, list | tuple):
-        return [_readable(inner) for inner in value]
+        return [_readable(inner, old) for inner in value]
     if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
         return int(value)
     return value
