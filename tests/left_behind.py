@@ -47,7 +47,7 @@ class Traces:
         return {"processes": [*processes], "shared": [*shared], "files": [*self.folder.iterdir()]}
 
     def _ours(self, name: str) -> bool:
-        """Whether shared memory may be ours: some names tell the process, that of OpenMP's libraries for one."""
+        """Whether shared memory may be ours: names that OpenMP's libraries choose tell the process."""
         owner = re.fullmatch(r"__KMP_REGISTERED_LIB_(\d+)_\d+", name)
         return owner is None or int(owner[1]) in self._seen
 
