@@ -81,7 +81,11 @@ FOREIGN: dict[str, Foreign] = {
     "disable_uvicorn_access_log": Foreign(_LOGS, takes_value=False),
     "disable_access_log_for_endpoints": Foreign(_LOGS),
     "max_log_len": Foreign(_LOGS),
+    "enable_request_id_headers": Foreign("every answer has an x-request-id", takes_value=False),
+    "collect_detailed_traces": Foreign("spans have the times of queue, prefill and decode"),
     # accepted only where they ask for nothing
+    "otlp_traces_endpoint": Foreign("only plait serve sends traces", accepts=_OFF),
+    "enable_ssl_refresh": Foreign("restart the server for a new certificate", False, _OFF),
     "response_role": Foreign("answers are the assistant's", accepts=("assistant",)),
     "structured_outputs_config": Foreign("structured output has nothing to set", accepts=(*_OFF, "{}")),
     "guided_decoding_backend": Foreign("llguidance does it", accepts=(*_OFF, "auto", "guidance")),

@@ -85,11 +85,19 @@ def idle(server: LiveServer) -> bool:
 
 
 @pytest.mark.parametrize(
-    "limit",
-    ["600MiB", pytest.param("1GiB", marks=pytest.mark.slow), pytest.param("2GiB", marks=pytest.mark.slow)],
+    ("limit", "more"),
+    [
+        ("600MiB", []),
+        pytest.param("1GiB", [], marks=pytest.mark.slow),
+        pytest.param("2GiB", [], marks=pytest.mark.slow),
+        pytest.param("1500MiB", ["--api-server-count", "2"], marks=pytest.mark.slow),
+    ],
 )
-def test_memory_of_the_process_tree_stays_within_the_limit(tmp_path: Path, limit: str) -> None:
-    server = LiveServer(hungry_model(tmp_path), "--memory-limit", limit, "--max-num-batched-tokens", "256")
+def test_memory_of_the_process_tree_stays_within_the_limit(
+    tmp_path: Path, limit: str, more: list[str]
+) -> None:
+    flags = ["--memory-limit", limit, "--max-num-batched-tokens", "256", *more]
+    server = LiveServer(hungry_model(tmp_path), *flags)
     watch = Watch(server.process.pid)
     try:
         watch.look()

@@ -14,6 +14,7 @@ import trustme
 from door import Door, at
 from scripted import ScriptedEngine
 
+from plait.cli_options import take_foreign
 from plait.logs import LogSettings
 from plait.server import ServerSettings
 from plait.server.gate import PROBES
@@ -315,6 +316,7 @@ def test_flags_become_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     assert given.enable_log_requests
     assert (given.max_log_len, given.api_server_count) == (9, 2)
     assert given.traces_endpoint == "http://c:4318/v1/traces"
+    assert take_foreign(["generate", "m", "--disable-log-stats"])[0] == ["generate", "m"]
     monkeypatch.setenv("VLLM_API_KEY", "three four")
     assert settings_of().api_keys == ("three", "four")
     monkeypatch.setenv("PLAIT_API_KEY", "five")

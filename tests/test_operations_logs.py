@@ -197,7 +197,7 @@ def test_prompts_are_written_where_asked(written: Written) -> None:
         assert line["prompt"] == f"<user>{SECRET}"[:12]
         assert line["prompt_tokens"] == len(f"<user>{SECRET}<assistant>")
         assert line["id"].startswith("chatcmpl-")
-        assert "temperature=0.6" in line["params"]
+        assert line["params"]["temperature"] == 0.6
     assert shown[0]["request_id"] == "mine-1"
     assert SECRET not in written.text()
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from plait import logs
+from plait.engine.messages import params_to_wire
 from plait.server.gate import PROBES
 
 if TYPE_CHECKING:
@@ -97,7 +98,7 @@ def _id_of(scope: Scope) -> str:
 
 
 class RequestLog:
-    """Writes down what is asked of the engine, prompts included.
+    """Writes down what is asked of the engine: prompts, and parameters that are not the default.
 
     Args:
         longest: characters of a prompt's text, or its token ids, that are shown; None: all.
@@ -107,16 +108,14 @@ class RequestLog:
         self._longest = longest
 
     def __call__(self, order: Order) -> None:
-        prompt = order.prompt
+        prompt, params = order.prompt, params_to_wire(order.params)
         shown: Any = (prompt.token_ids if prompt.text is None else prompt.text)[: self._longest]
         fields = {
             "id": order.request_id,
             "prompt": shown,
             "prompt_tokens": len(prompt.token_ids),
-            "params": str(order.params),
+            "params": params,
             "priority": order.priority,
         }
         text = "%s: %d prompt tokens, %s, prompt %r"
-        requests.info(
-            text, order.request_id, len(prompt.token_ids), order.params, shown, extra={"fields": fields}
-        )
+        requests.info(text, order.request_id, len(prompt.token_ids), params, shown, extra={"fields": fields})
