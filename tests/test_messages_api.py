@@ -8,6 +8,7 @@ from typing import Any
 
 import anthropic
 import pytest
+from answering import CALL
 from scripted import ScriptedEngine, post
 from sockets import listening
 from thinking import TEMPLATE
@@ -15,10 +16,6 @@ from thinking import TEMPLATE
 from plait.server import ServerSettings
 
 THOUGHT = "I should look.\n</think>\n\n"
-CALL = (
-    "Let me see.\n\n<tool_call>\n<function=get_weather>\n<parameter=city>\nSão Paulo\n</parameter>\n"
-    "<parameter=days>\n3\n</parameter>\n</function>\n</tool_call>"
-)
 WEATHER: dict[str, Any] = {
     "name": "get_weather",
     "description": "The weather of the coming days.",
@@ -110,6 +107,13 @@ def test_a_stream_adds_up_to_the_whole(desk: Desk) -> None:
     assert kinds.count("content_block_start") == kinds.count("content_block_stop") == 4
     assert kinds.count("input_json") > 9  # the arguments came piece by piece
     assert final.content[0].signature  # type: ignore[union-attr]
+
+
+def test_what_the_parser_tells_in_pieces_is_one_block(desk: Desk) -> None:
+    """A tag within thoughts that turns out to be none comes by itself; in a stream it never was a block."""
+    thought = "<tool_call> is a tag, <tool_call> too."
+    message = desk.ask(thought + "\n</think>\n\na <tool_call> b", thinking=THINK)
+    assert shapes(message) == [("thinking", thought), ("text", "a <tool_call> b")]
 
 
 def test_thinking_is_off_unless_asked_for(desk: Desk) -> None:

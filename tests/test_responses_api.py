@@ -9,9 +9,10 @@ from typing import Any
 
 import openai
 import pytest
+from answering import CALL
 from scripted import ScriptedEngine
 from sockets import listening
-from test_messages_api import CALL, THOUGHT
+from test_messages_api import THOUGHT
 from thinking import TEMPLATE
 
 WEATHER: dict[str, Any] = {
