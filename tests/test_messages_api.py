@@ -7,15 +7,15 @@ from contextlib import ExitStack
 from typing import Any
 
 import anthropic
+import desks
 import pytest
-from answering import CALL
+from desks import CALL, THOUGHT
 from scripted import ScriptedEngine, post
 from sockets import listening
 from thinking import TEMPLATE
 
 from plait.server import ServerSettings
 
-THOUGHT = "I should look.\n</think>\n\n"
 WEATHER: dict[str, Any] = {
     "name": "get_weather",
     "description": "The weather of the coming days.",
@@ -29,25 +29,16 @@ THINK = {"type": "enabled", "budget_tokens": 1024}
 Ask = Callable[..., Any]
 
 
-class Desk:
-    """A client, and the engine behind it."""
-
-    def __init__(self, stack: ExitStack):
-        self._stack = stack
-        self.engine: ScriptedEngine
+class Desk(desks.Desk):
+    """Anthropic's client, and the engine behind it."""
 
     def client(self, answer: str, reason: str = "stop", **settings: Any) -> anthropic.Anthropic:
-        self.engine = ScriptedEngine(answer, None, TEMPLATE, 10_000, reason)
-        url = self._stack.enter_context(listening(self.engine, ServerSettings(**settings)))
-        return self._stack.enter_context(anthropic.Anthropic(base_url=url, api_key="k", max_retries=0))
+        url = self.address(answer, reason, **settings)
+        return self.stack.enter_context(anthropic.Anthropic(base_url=url, api_key="k", max_retries=0))
 
     def ask(self, answer: str, reason: str = "stop", **fields: Any) -> anthropic.types.Message:
         given = {"model": "tiny", "max_tokens": 2000, "messages": [USER]} | fields
         return self.client(answer, reason).messages.create(**given)
-
-    @property
-    def prompt(self) -> str:
-        return bytes(self.engine.asked[-1][0]["prompt_token_ids"]).decode()
 
 
 @pytest.fixture

@@ -9,13 +9,12 @@ from typing import Any
 import httpx
 import pytest
 import schemathesis
-from answering import CALL
+from desks import CALL, THOUGHT
 from hypothesis import HealthCheck, given, settings
 from jsonschema import Draft202012Validator
 from schemathesis import checks
 from scripted import ScriptedEngine, serve
 from sockets import listening
-from test_messages_api import THOUGHT
 from thinking import TEMPLATE, WEATHER
 
 from plait.engine.outputs import CompletionDelta, RequestFailed
