@@ -6,44 +6,20 @@ import hashlib
 import os
 import shutil
 import subprocess
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
+from answering import Answering
 from live import LiveServer
-from scripted import ScriptedEngine
 from sockets import listening
-from test_messages_api import CALL
-from thinking import TEMPLATE, thinking_model
-
-from plait.engine.outputs import CompletionDelta
+from thinking import thinking_model
 
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(not (shutil.which("node") and shutil.which("npm")), reason="needs node and npm"),
 ]
 SOURCES = Path(__file__).parent / "js"
-THOUGHTS = {"greet": "I should greet.\n</think>\n\n", "look": "I should look.\n</think>\n\n"}
-
-
-class Answering(ScriptedEngine):
-    """Says hello, calls the tool that it was shown, or tells what came of it."""
-
-    def __init__(self) -> None:
-        super().__init__(template=TEMPLATE, max_model_len=10_000)
-
-    async def stream(self, prompt: Any, *args: Any, **more: Any) -> AsyncIterator[CompletionDelta]:
-        text = bytes(prompt["prompt_token_ids"]).decode()
-        if "<tool_response>" in text.rpartition("<|im_start|>user")[2]:
-            said = THOUGHTS["look"] + "It will be sunny."
-        elif "get_weather" in text:
-            said = THOUGHTS["look"] + CALL
-        else:
-            said = THOUGHTS["greet"] + "Hello, wörld! 👋"
-        speaker = ScriptedEngine(said, None, TEMPLATE, 10_000)
-        async for delta in speaker.stream(prompt, *args, **more):
-            yield delta
 
 
 @pytest.fixture(scope="module")

@@ -7,18 +7,15 @@ from contextlib import ExitStack
 from typing import Any
 
 import anthropic
+import desks
 import pytest
+from desks import CALL, THOUGHT
 from scripted import ScriptedEngine, post
 from sockets import listening
 from thinking import TEMPLATE
 
 from plait.server import ServerSettings
 
-THOUGHT = "I should look.\n</think>\n\n"
-CALL = (
-    "Let me see.\n\n<tool_call>\n<function=get_weather>\n<parameter=city>\nSão Paulo\n</parameter>\n"
-    "<parameter=days>\n3\n</parameter>\n</function>\n</tool_call>"
-)
 WEATHER: dict[str, Any] = {
     "name": "get_weather",
     "description": "The weather of the coming days.",
@@ -32,25 +29,16 @@ THINK = {"type": "enabled", "budget_tokens": 1024}
 Ask = Callable[..., Any]
 
 
-class Desk:
-    """A client, and the engine behind it."""
-
-    def __init__(self, stack: ExitStack):
-        self._stack = stack
-        self.engine: ScriptedEngine
+class Desk(desks.Desk):
+    """Anthropic's client, and the engine behind it."""
 
     def client(self, answer: str, reason: str = "stop", **settings: Any) -> anthropic.Anthropic:
-        self.engine = ScriptedEngine(answer, None, TEMPLATE, 10_000, reason)
-        url = self._stack.enter_context(listening(self.engine, ServerSettings(**settings)))
-        return self._stack.enter_context(anthropic.Anthropic(base_url=url, api_key="k", max_retries=0))
+        url = self.address(answer, reason, **settings)
+        return self.stack.enter_context(anthropic.Anthropic(base_url=url, api_key="k", max_retries=0))
 
     def ask(self, answer: str, reason: str = "stop", **fields: Any) -> anthropic.types.Message:
         given = {"model": "tiny", "max_tokens": 2000, "messages": [USER]} | fields
         return self.client(answer, reason).messages.create(**given)
-
-    @property
-    def prompt(self) -> str:
-        return bytes(self.engine.asked[-1][0]["prompt_token_ids"]).decode()
 
 
 @pytest.fixture
@@ -110,6 +98,13 @@ def test_a_stream_adds_up_to_the_whole(desk: Desk) -> None:
     assert kinds.count("content_block_start") == kinds.count("content_block_stop") == 4
     assert kinds.count("input_json") > 9  # the arguments came piece by piece
     assert final.content[0].signature  # type: ignore[union-attr]
+
+
+def test_what_the_parser_tells_in_pieces_is_one_block(desk: Desk) -> None:
+    """A tag within thoughts that turns out to be none comes by itself; in a stream it never was a block."""
+    thought = "<tool_call> is a tag, <tool_call> too."
+    message = desk.ask(thought + "\n</think>\n\na <tool_call> b", thinking=THINK)
+    assert shapes(message) == [("thinking", thought), ("text", "a <tool_call> b")]
 
 
 def test_thinking_is_off_unless_asked_for(desk: Desk) -> None:

@@ -9,12 +9,12 @@ from typing import Any
 import httpx
 import pytest
 import schemathesis
+from desks import CALL, THOUGHT
 from hypothesis import HealthCheck, given, settings
 from jsonschema import Draft202012Validator
 from schemathesis import checks
 from scripted import ScriptedEngine, serve
 from sockets import listening
-from test_messages_api import CALL, THOUGHT
 from thinking import TEMPLATE, WEATHER
 
 from plait.engine.outputs import CompletionDelta, RequestFailed

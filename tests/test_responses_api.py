@@ -7,12 +7,10 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from typing import Any
 
+import desks
 import openai
 import pytest
-from scripted import ScriptedEngine
-from sockets import listening
-from test_messages_api import CALL, THOUGHT
-from thinking import TEMPLATE
+from desks import ARGUMENTS, CALL, THOUGHT
 
 WEATHER: dict[str, Any] = {
     "type": "function",
@@ -24,27 +22,17 @@ WEATHER: dict[str, Any] = {
     },
     "strict": False,
 }
-ARGUMENTS = {"city": "São Paulo", "days": 3}
 
 
-class Desk:
-    """A client, and the engine behind it."""
-
-    def __init__(self, stack: ExitStack):
-        self._stack = stack
-        self.engine: ScriptedEngine
+class Desk(desks.Desk):
+    """OpenAI's client, and the engine behind it."""
 
     def client(self, answer: str, reason: str = "stop") -> openai.OpenAI:
-        self.engine = ScriptedEngine(answer, None, TEMPLATE, 10_000, reason)
-        url = self._stack.enter_context(listening(self.engine))
-        return self._stack.enter_context(openai.OpenAI(base_url=url + "/v1", api_key="k", max_retries=0))
+        url = self.address(answer, reason) + "/v1"
+        return self.stack.enter_context(openai.OpenAI(base_url=url, api_key="k", max_retries=0))
 
     def ask(self, answer: str, reason: str = "stop", **fields: Any) -> Any:
         return self.client(answer, reason).responses.create(**{"model": "tiny", "input": "hello"} | fields)
-
-    @property
-    def prompt(self) -> str:
-        return bytes(self.engine.asked[-1][0]["prompt_token_ids"]).decode()
 
 
 @pytest.fixture

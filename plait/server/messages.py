@@ -7,6 +7,7 @@ import json
 import uuid
 from collections.abc import AsyncGenerator, Callable, Iterable
 from contextlib import aclosing
+from itertools import groupby
 from typing import Any
 
 import msgspec
@@ -110,20 +111,16 @@ class MessageAnswer:
         return self._head | {"content": content, **self._end(), "usage": usage}
 
     def _blocks(self, events: Iterable[Event]) -> Iterable[dict[str, Any]]:
-        for event in events:
-            match event:
-                case Reasoning(text) if self._body.shows_thinking:
-                    yield {"type": "thinking", "thinking": text, "signature": _signature(text)}
-                case Content(text):
-                    yield {"type": "text", "text": text}
-                case CallEnd(index):
-                    call = self._reply.calls[index]
-                    yield {
-                        "type": "tool_use",
-                        "id": call.id,
-                        "name": call.name,
-                        "input": json.loads(call.json),
-                    }
+        for kind, run in groupby(events, type):
+            if kind is Reasoning and self._body.shows_thinking:
+                thought = "".join(e.text for e in run if isinstance(e, Reasoning))
+                yield {"type": "thinking", "thinking": thought, "signature": _signature(thought)}
+            elif kind is Content:
+                yield {"type": "text", "text": "".join(e.text for e in run if isinstance(e, Content))}
+            elif kind is CallEnd:
+                for call in (self._reply.calls[e.index] for e in run if isinstance(e, CallEnd)):
+                    given = json.loads(call.json)
+                    yield {"type": "tool_use", "id": call.id, "name": call.name, "input": given}
 
     # -- stream -----------------------------------------------------------------------------
 
