@@ -167,6 +167,7 @@ void linear_cases(Record& record) {
     one_format(record, kind, 45, kind.from_file ? 224 : 201);
     one_format(record, kind, 16, kind.from_file ? 32 : 7);
     one_format(record, kind, 3, 128);
+    one_format(record, kind, 181, 64);  // more panels than are read side by side
     experts(record, kind);
   }
   largest_sums(record);
