@@ -86,8 +86,8 @@ def relative_error(ours: torch.Tensor, truth: torch.Tensor) -> float:
 
 
 def shape_for(format: str) -> tuple[int, int]:
-    """Neither whole panels nor, where that can be, whole blocks."""
-    return (77, 352) if format in BLOCKS else (77, 331)
+    """Neither whole panels nor, where that can be, whole blocks; more panels than are read side by side."""
+    return (165, 352) if format in BLOCKS else (165, 331)
 
 
 # -- bits ---------------------------------------------------------------------------------------
@@ -127,7 +127,7 @@ def test_long_rows_are_taken_in_stretches_without_a_trace(format, isa):
 @settings(max_examples=80, deadline=None, derandomize=True)
 @given(
     format=st.sampled_from(FORMATS), isa=st.sampled_from(ISAS), threads=st.integers(1, 3),
-    rows=st.integers(0, 40), outputs=st.integers(1, 70), inputs=st.integers(1, 300), biased=st.booleans(),
+    rows=st.integers(0, 40), outputs=st.integers(1, 200), inputs=st.integers(1, 300), biased=st.booleans(),
 )  # fmt: skip
 def test_any_shape_gives_the_same_bits_everywhere(format, isa, threads, rows, outputs, inputs, biased):
     if format in BLOCKS:
@@ -147,7 +147,7 @@ def test_any_shape_gives_the_same_bits_everywhere(format, isa, threads, rows, ou
 def test_tables_have_the_same_rows_on_every_instruction_set(format):
     outputs, inputs = shape_for(format)
     backend, packed = pack(format, torch.randn(outputs, inputs))
-    ids = torch.tensor([76, 0, 15, 16, 76])
+    ids = torch.tensor([164, 0, 15, 16, 164])
     expected = dense(backend, packed)[ids]
     for isa in ISAS:
         with on(isa, 2):

@@ -1,8 +1,9 @@
 // Linear layers over packed panels: how rows and panels are dealt out to tiles and threads.
 //
 // Threads share out panels, never k. Up to kMaxRows rows are one tile high, and panels are read once, as
-// stored: memory is the limit. With more rows a thread takes a few panels at a time through all blocks of
-// rows, so that those panels stay in its second cache; 16-bit weights are widened once for all rows.
+// stored. Memory is the limit, so a tile's panels lie far apart, each the next of a long stream from tile to
+// tile. With more rows a thread takes a few panels at a time through all blocks of rows, so that those panels
+// stay in its second cache; 16-bit weights are widened to float32 once for all rows.
 #include <algorithm>
 
 #include "../linear/embedding.hpp"
@@ -48,14 +49,14 @@ TileInput input_of(const Job& job, std::int64_t row) {
   return {job.packed + row * job.units, job.packed_scales + row * job.scales, job.offsets + row * job.scales};
 }
 
-// Calls run(output) for the R x P tile at `row` and `panel`.
+// Calls run(output) for the R x P tile at `row` and `panel`, its panels `apart` from one another.
 template <int R, int P, class Run>
 [[gnu::always_inline]] inline void with_output(const Job& job, std::int64_t row, std::int64_t panel,
-                                               bool last, Run run) {
+                                               std::int64_t apart, bool last, Run run) {
   const float* bias = last && job.weight.bias ? job.weight.bias + 16 * panel : nullptr;
-  const TileOutput out{job.y + row * job.y_stride + 16 * panel, job.y_stride, bias};
+  const TileOutput out{job.y + row * job.y_stride + 16 * panel, job.y_stride, bias, 16 * apart};
   const std::int64_t columns = job.weight.outputs - 16 * panel;
-  if (columns >= 16 * P) return run(out);
+  if (columns >= 16 * (apart * (P - 1) + 1)) return run(out);
   Ragged<R, P> ragged(out, columns);
   run(ragged.wide());
   ragged.copy_back();
@@ -65,11 +66,13 @@ template <WeightFormat format>
 using Stored = std::conditional_t<format == WeightFormat::f32, float,
                                   std::conditional_t<format == WeightFormat::f16, f16, bf16>>;
 
+// The tile of P panels from `panel` on, each `apart` panels behind the one before. A panel that is not whole
+// must be the last of neighbours.
 template <WeightFormat format, int R, int P>
-void tile(const Job& job, const Group& group, std::int64_t row, std::int64_t panel) {
-  const Panels<P> panels(group.panels + panel * job.panel_stride, job.panel_stride);
+void tile(const Job& job, const Group& group, std::int64_t row, std::int64_t panel, std::int64_t apart = 1) {
+  const Panels<P> panels(group.panels + panel * job.panel_stride, job.panel_stride, apart * job.panel_stride);
   const TileInput in = input_of(job, group.first + row);
-  with_output<R, P>(job, group.first + row, panel, true, [&](TileOutput out) {
+  with_output<R, P>(job, group.first + row, panel, apart, true, [&](TileOutput out) {
     if constexpr (units_of(format) == Units::floats) {
       float_tile<Stored<format>, R, P>(panels, job.weight.inputs, in, out, false);
     } else if constexpr (format == WeightFormat::int8) {
@@ -87,6 +90,11 @@ template <WeightFormat format, int R>
 void tiles(const Job& job, const Group& group, std::int64_t row, std::int64_t begin, std::int64_t end) {
   constexpr int P = panels_at_once(R);
   std::int64_t panel = begin;
+  if constexpr (P > 1) {
+    const std::int64_t whole = std::min(end, job.weight.outputs / 16) - begin, stream = whole / P;
+    for (; panel < begin + stream; ++panel) tile<format, R, P>(job, group, row, panel, stream);
+    if (stream > 0) panel = begin + stream * P;
+  }
   for (; panel + P <= end; panel += P) tile<format, R, P>(job, group, row, panel);
   if constexpr (P > 2) {
     for (; panel + 2 <= end; panel += 2) tile<format, R, 2>(job, group, row, panel);
@@ -114,8 +122,8 @@ void float_tiles(const Job& job, const Group& group, std::int64_t row, std::int6
   for (std::int64_t panel = begin; panel < end;) {
     const std::byte* at = stretch.start + (panel - begin) * stretch.stride;
     const auto run = [&]<int count>(std::integral_constant<int, count>) {
-      with_output<R, count>(job, group.first + row, panel, last, [&](TileOutput out) {
-        const Panels<count> panels(at, stretch.stride);
+      with_output<R, count>(job, group.first + row, panel, 1, last, [&](TileOutput out) {
+        const Panels<count> panels(at, stretch.stride, stretch.stride);
         float_tile<float, R, count>(panels, stretch.length, in, out, stretch.from > 0);
       });
       panel += count;

@@ -33,15 +33,16 @@ struct TileInput {
 // Where a tile's R rows of 16 P outputs go, all of them: see `Ragged` for the end of a matrix.
 struct TileOutput {
   float* y;
-  std::int64_t stride;  // between rows
-  const float* bias;    // of the first column, or null
+  std::int64_t stride;      // between rows
+  const float* bias;        // of the first column, or null
+  std::int64_t apart = 16;  // from one panel's outputs to the next's
 
   template <int R, int P>
   [[gnu::always_inline]] void get(f32x16 (&sums)[R][P]) const {
 #pragma GCC unroll 16
     for (int r = 0; r < R; ++r) {
 #pragma GCC unroll 4
-      for (int p = 0; p < P; ++p) sums[r][p] = load(y + r * stride + 16 * p);
+      for (int p = 0; p < P; ++p) sums[r][p] = load(y + r * stride + apart * p);
     }
   }
   template <int R, int P>
@@ -49,12 +50,12 @@ struct TileOutput {
 #pragma GCC unroll 4
     for (int p = 0; p < P; ++p) {
       if (bias) {
-        const f32x16 b = load(bias + 16 * p);
+        const f32x16 b = load(bias + apart * p);
 #pragma GCC unroll 16
-        for (int r = 0; r < R; ++r) store(y + r * stride + 16 * p, sums[r][p] + b);
+        for (int r = 0; r < R; ++r) store(y + r * stride + apart * p, sums[r][p] + b);
       } else {
 #pragma GCC unroll 16
-        for (int r = 0; r < R; ++r) store(y + r * stride + 16 * p, sums[r][p]);
+        for (int r = 0; r < R; ++r) store(y + r * stride + apart * p, sums[r][p]);
       }
     }
   }
@@ -97,31 +98,30 @@ template <class Sum, int R, int P>
   return splat(value);
 }
 
-// P panels that are read side by side, from their starts.
+// P panels that are read side by side, from their starts, `apart` bytes from one to the next. The next tile
+// reads the panel behind each of them.
 template <int P>
 struct Panels {
   const std::byte* start[P];
   std::int64_t stride;
 
-  Panels(const std::byte* first, std::int64_t panel_stride) : stride(panel_stride) {
+  Panels(const std::byte* first, std::int64_t panel_stride, std::int64_t apart) : stride(panel_stride) {
 #pragma GCC unroll 4
-    for (int p = 0; p < P; ++p) start[p] = first + p * panel_stride;
+    for (int p = 0; p < P; ++p) start[p] = first + p * apart;
   }
   template <class T>
   [[gnu::always_inline]] const T* at(int p, std::int64_t byte) const {
     return reinterpret_cast<const T*>(start[p] + byte);
   }
-  // Fetches what will be read kAhead bytes after `byte`: near a panel's end, the start of the one P further
-  // on, which the next tile begins with.
+  // Fetches what will be read kAhead bytes after `byte`, at a panel's end what the next tile begins with.
   [[gnu::always_inline]] void fetch(std::int64_t byte) const {
-    const std::int64_t ahead = byte + kAhead < stride ? byte + kAhead : byte + kAhead + (P - 1) * stride;
 #pragma GCC unroll 4
-    for (int p = 0; p < P; ++p) __builtin_prefetch(start[p] + ahead, 0, 2);
+    for (int p = 0; p < P; ++p) __builtin_prefetch(start[p] + byte + kAhead, 0, 2);
   }
   // Fetches this place of the next tile's panels.
   [[gnu::always_inline]] void fetch_next(std::int64_t byte) const {
 #pragma GCC unroll 4
-    for (int p = 0; p < P; ++p) __builtin_prefetch(start[p] + P * stride + byte);
+    for (int p = 0; p < P; ++p) __builtin_prefetch(start[p] + stride + byte);
   }
 };
 

@@ -37,15 +37,13 @@ class RotaryTable:
     def __init__(self, rope: RopeConfig, device: torch.device) -> None:
         self._frequencies = inverse_frequencies(rope)
         self._device = device
-        width = self._frequencies.numel()
-        self._cos = torch.empty((0, width), device=device)
-        self._sin = torch.empty((0, width), device=device)
+        self._table = torch.empty((2, 0, self._frequencies.numel()), device=device)  # cos, sin
 
     def rows(self, positions: torch.Tensor, end: int) -> tuple[torch.Tensor, torch.Tensor]:
         """cos and sin, float32 [T, rotary_dim / 2], for int64 positions [T], all below ``end``."""
-        while self._cos.shape[0] < end:
-            start = self._cos.shape[0]
+        while (start := self._table.shape[1]) < end:
             angles = torch.arange(start, start + BLOCK, dtype=torch.float32)[:, None] * self._frequencies
-            self._cos = torch.cat((self._cos, angles.cos().to(self._device)))
-            self._sin = torch.cat((self._sin, angles.sin().to(self._device)))
-        return self._cos.index_select(0, positions), self._sin.index_select(0, positions)
+            block = torch.stack((angles.cos(), angles.sin())).to(self._device)
+            self._table = torch.cat((self._table, block), dim=1)
+        cos, sin = self._table.index_select(1, positions)
+        return cos, sin

@@ -167,7 +167,8 @@ void linear_cases(Record& record) {
     one_format(record, kind, 45, kind.from_file ? 224 : 201);
     one_format(record, kind, 16, kind.from_file ? 32 : 7);
     one_format(record, kind, 3, 128);
-    if (!from_file(kind.format)) one_format(record, kind, 20, 1100);  // more inputs than one stretch
+    one_format(record, kind, 181, 64);  // more panels than are read side by side
+    if (!kind.from_file) one_format(record, kind, 20, 1100);  // more inputs than one stretch
     experts(record, kind);
   }
   largest_sums(record);
