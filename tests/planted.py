@@ -113,34 +113,31 @@ class NoConvolution(Fault):
             self.harm += 1
 
 
-class SwappedPages(Fault):
-    """A page of each prompt changes places with the same page of another one that is being answered."""
+class AnothersPages(Fault):
+    """When a prompt has been computed, its full pages become those of the request before it, as if both had
+    changed places."""
 
     def __init__(self, core: EngineCore) -> None:
         super().__init__(core)
-        self._pages: dict[str, tuple[int, ...]] = {}
+        self._kept: list[torch.Tensor] = []
         self._done: set[str] = set()
 
     def after(self, plan: StepPlan) -> None:
-        size = self.arena.geometry.page_size
-        for name in plan.ended:
-            self._pages.pop(name, None)
         for chunk in plan.chunks:
-            self._pages[chunk.request_id] = chunk.pages[: chunk.end // size]
-        ready = [name for name, pages in self._pages.items() if len(pages) > 2 and name not in self._done]
-        for one, other in zip(ready[::2], ready[1::2], strict=False):
-            number = min(len(self._pages[one]), len(self._pages[other])) // 2
-            a, b = (self.arena.page(self._pages[name][number]) for name in (one, other))
-            kept = a.clone()
-            a.copy_(b)
-            b.copy_(kept)
-            self._done |= {one, other}
-            self.harm += 1
+            if not chunk.sample or chunk.request_id in self._done:
+                continue
+            self._done.add(chunk.request_id)
+            full = chunk.pages[: chunk.end // self.arena.geometry.page_size]
+            own = [self.arena.page(page).clone() for page in full]
+            for page, others in zip(full, self._kept, strict=False):
+                self.arena.page(page).copy_(others)
+            self.harm += bool(self._kept)
+            self._kept = own
 
 
 FAULTS: dict[str, Callable[[EngineCore], Fault]] = {
     "another's state": AnothersState,
     "one token off": OneTokenOff,
     "no convolution": NoConvolution,
-    "swapped pages": SwappedPages,
+    "another's pages": AnothersPages,
 }
