@@ -55,14 +55,14 @@ class Stream:
 def begun(url: str, tokens: int, count: int = STREAMS) -> list[Stream]:
     streams = [Stream(url, tokens, i) for i in range(count)]
     for stream in streams:
-        assert stream.begun.wait(60)
+        assert stream.begun.wait(90)
         assert stream.fault is None
     return streams
 
 
 def ends(streams: list[Stream]) -> Counter[str]:
     for stream in streams:
-        stream.thread.join(60)
+        stream.thread.join(120)
     return Counter(stream.end() for stream in streams)
 
 

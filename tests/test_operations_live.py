@@ -38,10 +38,10 @@ def traces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Traces:
 
 def test_sigterm_under_load(model: Path, traces: Traces) -> None:
     server = LiveServer(
-        model, "--shutdown-timeout", "60", "--log-format", "json", "--log-stats-interval", "0.2"
+        model, "--shutdown-timeout", "120", "--log-format", "json", "--log-stats-interval", "0.2"
     )
     assert len(traces.processes()) >= 2  # the marks work
-    streams = begun(server.url, tokens=800)
+    streams = begun(server.url, tokens=1200)
     assert server.metric("vllm:num_requests_running") == STREAMS
     kept = httpx.Client(base_url=server.url, timeout=10)
     assert kept.get("/ready").status_code == 200  # a connection from before the signal

@@ -129,9 +129,9 @@ def test_sigterm_under_load(model: Path, tmp_path: Path, monkeypatch: pytest.Mon
     traces = Traces(tmp_path / "tmp")
     for name, value in traces.environment().items():
         monkeypatch.setenv(name, value)
-    server = LiveServer(model, "--api-server-count", "2", "--shutdown-timeout", "60")
+    server = LiveServer(model, "--api-server-count", "2", "--shutdown-timeout", "120")
     assert len(traces.processes()) == 4
-    streams = begun(server.url, tokens=800)
+    streams = begun(server.url, tokens=1200)
     server.process.send_signal(signal.SIGTERM)
     assert until(lambda: httpx.get(server.url + "/ready").status_code == 503)
     assert until(lambda: {refused(server.url).status_code for _ in range(8)} == {503})
