@@ -34,6 +34,7 @@ class Told:
     """In the place of the engine's client: gives the same tokens to every request, some in each step."""
 
     def __init__(self) -> None:
+        self.name = "told"
         self.args = SimpleNamespace(scheduling_policy="fcfs", seed=1)
         self.tokens: list[int] = []
         self.sizes = [1]
