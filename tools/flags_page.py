@@ -47,7 +47,7 @@ def page() -> str:
     commands = command.commands
     known = {"plait serve": _of_engine(commands["serve"])}
     parts = [HEAD, *_section("plait serve", commands["serve"], {})]
-    for name in ("generate", "chat", "explain"):
+    for name in (name for name in ENGINE_COMMANDS if name != "serve"):
         parts += _section(f"plait {name}", commands[name], known)
     for name in sorted(commands.keys() - {*ENGINE_COMMANDS, "bench"}):
         parts += _section(f"plait {name}", commands[name], {})
