@@ -45,10 +45,9 @@ float extreme(const float* values, std::int64_t count) {
 
 // Places of weight k of an output, counted from the panel's start.
 std::int64_t pair_place(std::int64_t k, int lane) { return k / 2 * 32 + lane * 2 + k % 2; }
-std::int64_t nibble_place(std::int64_t k, int lane) { return k / 8 * 64 + lane * 4 + k % 4; }
 
-void put_nibble(std::byte* panel, std::int64_t k, int lane, int q) {
-  panel[nibble_place(k, lane)] |= static_cast<std::byte>(k % 8 < 4 ? q : q << 4);
+void put_nibble(WeightFormat format, std::byte* panel, std::int64_t k, int lane, int q) {
+  panel[eight_at(format, k / 8) + lane * 4 + k % 4] |= static_cast<std::byte>(k % 8 < 4 ? q : q << 4);
 }
 
 void put_16(std::byte* at, std::int64_t index, std::uint16_t value) {
@@ -77,28 +76,27 @@ void pack_int8(const float* row, std::int64_t inputs, int lane, std::byte* panel
 }
 
 void pack_4(const float* row, std::int64_t inputs, int lane, std::byte* panel) {
-  std::byte* scales = panel + weights_bytes(WeightFormat::q4_1, inputs);
-  std::byte* minimums = scales + scales_bytes(WeightFormat::q4_1, inputs);
+  constexpr WeightFormat kFormat = WeightFormat::q4_1;
   for (std::int64_t from = 0; from < inputs; from += kGroup4) {
     const std::int64_t count = std::min<std::int64_t>(inputs - from, kGroup4);
     check_finite(extreme(row + from, count));
     const Group4 group = quantise_4(row + from, count);
-    put_16(scales, from / kGroup4 * 16 + lane, group.scale);
-    put_16(minimums, from / kGroup4 * 16 + lane, group.minimum);
-    for (std::int64_t i = 0; i < count; ++i) put_nibble(panel, from + i, lane, group.codes[i]);
+    std::byte* scales = panel + scales_at(kFormat, inputs, from / kGroup4);
+    put_16(scales, lane, group.scale);
+    put_16(scales, 16 + lane, group.minimum);
+    for (std::int64_t i = 0; i < count; ++i) put_nibble(kFormat, panel, from + i, lane, group.codes[i]);
   }
 }
 
 void repack_row(WeightFormat format, const std::uint8_t* blocks, std::int64_t inputs, int lane,
                 std::byte* panel) {
-  std::byte* scales = panel + weights_bytes(format, inputs);
-  std::byte* minimums = scales + scales_bytes(format, inputs);
   for (std::int64_t b = 0; b < inputs / 32; ++b) {
     // GGUF: f16 scale, Q4_1: f16 minimum, then 32 bytes, or 16 that hold input i low and i + 16 high.
-    std::memcpy(scales + 2 * (16 * b + lane), blocks, 2);
+    std::byte* scales = panel + scales_at(format, inputs, b);
+    std::memcpy(scales + 2 * lane, blocks, 2);
     blocks += 2;
     if (format == WeightFormat::q4_1) {
-      std::memcpy(minimums + 2 * (16 * b + lane), blocks, 2);
+      std::memcpy(scales + 32 + 2 * lane, blocks, 2);
       blocks += 2;
     }
     for (int i = 0; i < 32; ++i) {
@@ -106,7 +104,7 @@ void repack_row(WeightFormat format, const std::uint8_t* blocks, std::int64_t in
       if (format == WeightFormat::q8_0) {
         panel[pair_place(k, lane)] = static_cast<std::byte>(blocks[i]);
       } else {
-        put_nibble(panel, k, lane, i < 16 ? blocks[i] & 15 : blocks[i - 16] >> 4);
+        put_nibble(format, panel, k, lane, i < 16 ? blocks[i] & 15 : blocks[i - 16] >> 4);
       }
     }
     blocks += format == WeightFormat::q8_0 ? 32 : 16;

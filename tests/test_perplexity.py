@@ -38,8 +38,9 @@ def perplexity(quantisation: str | None) -> float:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("quantisation", "most"), [("int8", 0.01), ("int4", 0.12)])
-def test_quantised_weights_cost_little(quantisation, most):
+@pytest.mark.parametrize("quantisation", ["int8", "int4"])
+def test_quantised_weights_cost_little(quantisation):
+    # int4 finds the blocks of 4 bits again that the file's numbers were rounded to.
     ours, base = perplexity(quantisation), perplexity(None)
     print(f"{quantisation}: perplexity {ours:.2f}, {ours / base - 1:+.2%}")
-    assert ours < base * (1 + most)
+    assert ours < 1.005 * base

@@ -21,8 +21,8 @@ inline float to_float(f16 value) {
   return std::bit_cast<float>(sign | (rest < 0x400 ? std::bit_cast<std::uint32_t>(tiny) : wide));
 }
 
-inline int nibble_at(const std::byte* panel, std::int64_t k, int lane) {
-  const int byte = std::to_integer<int>(panel[k / 8 * 64 + lane * 4 + k % 4]);
+inline int nibble_at(WeightFormat format, const std::byte* panel, std::int64_t k, int lane) {
+  const int byte = std::to_integer<int>(panel[eight_at(format, k / 8) + lane * 4 + k % 4]);
   return k % 8 < 4 ? byte & 15 : byte >> 4;
 }
 
@@ -33,7 +33,6 @@ inline int pair_at(const std::byte* panel, std::int64_t k, int lane) {
 // What weight k of an output stands for (see panels.hpp).
 template <WeightFormat format>
 float weight_at(const std::byte* panel, std::int64_t inputs, std::int64_t k, int lane) {
-  const std::byte* scales = panel + weights_bytes(format, inputs);
   if constexpr (format == WeightFormat::f32) {
     return reinterpret_cast<const float*>(panel)[16 * k + lane];
   } else if constexpr (format == WeightFormat::bf16) {
@@ -41,14 +40,15 @@ float weight_at(const std::byte* panel, std::int64_t inputs, std::int64_t k, int
   } else if constexpr (format == WeightFormat::f16) {
     return to_float(reinterpret_cast<const f16*>(panel)[16 * k + lane]);
   } else if constexpr (format == WeightFormat::int8) {
-    return static_cast<float>(pair_at(panel, k, lane)) * reinterpret_cast<const float*>(scales)[lane];
+    const auto* scales = reinterpret_cast<const float*>(panel + weights_bytes(format, inputs));
+    return static_cast<float>(pair_at(panel, k, lane)) * scales[lane];
   } else {
-    const float scale = to_float(reinterpret_cast<const f16*>(scales)[k / 32 * 16 + lane]);
+    const auto* scales = reinterpret_cast<const f16*>(panel + scales_at(format, inputs, k / 32));
+    const float scale = to_float(scales[lane]);
     if constexpr (format == WeightFormat::q8_0) return static_cast<float>(pair_at(panel, k, lane)) * scale;
-    const float q = static_cast<float>(nibble_at(panel, k, lane));
+    const float q = static_cast<float>(nibble_at(format, panel, k, lane));
     if constexpr (format == WeightFormat::q4_0) return (q - 8) * scale;
-    const auto* minimums = reinterpret_cast<const f16*>(scales + scales_bytes(format, inputs));
-    return q * scale + to_float(minimums[k / 32 * 16 + lane]);
+    return q * scale + to_float(scales[16 + lane]);
   }
 }
 

@@ -255,7 +255,6 @@ inline void q8_0_tile(const Panels<P>& panels, std::int64_t inputs, TileInput in
 template <WeightFormat format, int R, int P>
 inline void nibble_tile(const Panels<P>& panels, std::int64_t inputs, TileInput in, TileOutput out) {
   constexpr int kBlock = block_of(format);
-  const std::int64_t scales = weights_bytes(format, inputs), minimums = scales + scales_bytes(format, inputs);
   f32x16 values[R][P];
   clear(values);
   const std::int64_t blocks = stored_inputs(format, inputs) / kBlock;
@@ -267,19 +266,24 @@ inline void nibble_tile(const Panels<P>& panels, std::int64_t inputs, TileInput 
       for (int p = 0; p < P; ++p)
         sums[r][p] = splat(format == WeightFormat::q4_1 ? 0 : in.offsets[b * R + r]);
     }
+    const std::int64_t scales = scales_at(format, inputs, b);
     if constexpr (R <= kFewRows) {
-      panels.fetch_next(scales + 32 * b);
-      if constexpr (format == WeightFormat::q4_1) panels.fetch_next(minimums + 32 * b);
+      if constexpr (format == WeightFormat::q4_1) {
+        panels.fetch(scales);
+      } else {
+        panels.fetch_next(scales);
+      }
     }
     Partial partial[R][P];
     clear(partial);
 #pragma GCC unroll 4
     for (int i = 0; i < kBlock / 8; ++i) {
       const std::int64_t eight = b * (kBlock / 8) + i;
-      if constexpr (R <= kFewRows) panels.fetch(64 * eight);
+      const std::int64_t at = eight_at(format, 4 * b) + 64 * i;
+      if constexpr (R <= kFewRows) panels.fetch(at);
       Nibbles w[P];
 #pragma GCC unroll 4
-      for (int p = 0; p < P; ++p) w[p] = load_nibbles(panels.template at<std::uint8_t>(p, 64 * eight));
+      for (int p = 0; p < P; ++p) w[p] = load_nibbles(panels.template at<std::uint8_t>(p, at));
 #pragma GCC unroll 16
       for (int r = 0; r < R; ++r) {
         const std::int32_t low = in.units[2 * eight * R + r], high = in.units[(2 * eight + 1) * R + r];
@@ -294,10 +298,9 @@ inline void nibble_tile(const Panels<P>& panels, std::int64_t inputs, TileInput 
     }
 #pragma GCC unroll 4
     for (int p = 0; p < P; ++p) {
-      const f32x16 scale = load(panels.template at<f16>(p, scales + 32 * b));
+      const f32x16 scale = load(panels.template at<f16>(p, scales));
       f32x16 minimum = zero();
-      if constexpr (format == WeightFormat::q4_1)
-        minimum = load(panels.template at<f16>(p, minimums + 32 * b));
+      if constexpr (format == WeightFormat::q4_1) minimum = load(panels.template at<f16>(p, scales + 32));
 #pragma GCC unroll 16
       for (int r = 0; r < R; ++r) {
         const f32x16 both = scale * splat(in.scales[b * R + r]);
