@@ -34,7 +34,7 @@ if native is None:
 from plait.kernels.cpu.backend import CpuBackend
 from plait.kernels.cpu.packing import Linear
 
-ACTIVATIONS = {"int8": 0.04, "int4": 0.25, "q8_0": 0.01, "q4_0": 0.06, "q4_1": 0.06}
+ACTIVATIONS = {"int8": 0.04, "int4": 0.15, "q8_0": 0.01, "q4_0": 0.06, "q4_1": 0.06}
 """Relative rms error of logits that rounded activations may bring. The random checkpoints are made so that
 errors grow; 12 bits a number, or 8, are rounded in each layer."""
 
