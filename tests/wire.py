@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import select
 import socket
 from typing import Any
 
@@ -75,6 +76,12 @@ class Stopped:
         came = b"".join(iter(lambda: self._socket.recv(65536), b""))
         head, _, rest = came.partition(b"\r\n\r\n")
         return int(head.split()[1]), unchunked(rest)
+
+    def cut_off(self) -> bool:
+        """Whether the server has reset the connection; what lies unread stays unread."""
+        poll = select.poll()
+        poll.register(self._socket, 0)
+        return any(event & select.POLLERR for _, event in poll.poll(0))
 
     def close(self) -> None:
         self._socket.close()
