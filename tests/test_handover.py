@@ -373,17 +373,20 @@ def test_leases_that_wait_for_their_turn_are_kept() -> None:
     with engine("qwen3_5", short) as prefiller, engine("qwen3_5", quick, max_num_seqs=1) as decoder:
         p, d = Seen(), Seen()
         long = SamplingParams(temperature=0, max_tokens=3000, ignore_eos=True)
-        for name in ("local", "local too", "local as well"):  # the first may end
-            decoder.add(name, prompts()[6], long, seed=0, max_tokens=3000)
+        decoder.add("local", prompts()[6], long, seed=0, max_tokens=3000)
         for i, reply in zip((7, 8), prefill(prefiller, p, [7, 8]), strict=True):
             add(decoder, f"d{i}", i, reply)
         received = decoder.scheduler.handover.counters
         step_until(lambda: received.received == 1, (decoder, d), (prefiller, p))
         later = time.monotonic() + 3.0
-        step_until(lambda: time.monotonic() > later, (decoder, d), (prefiller, p))
+
+        def over() -> bool:
+            time.sleep(0.01)  # so that what runs here outlasts the lease, however fast the kernels are
+            return time.monotonic() > later
+
+        step_until(over, (decoder, d), (prefiller, p))
         assert received.received == 1  # one lies ready, the other has no room
-        for name in ("local", "local too", "local as well"):
-            decoder.cancel(name)
+        assert decoder.cancel("local")
         for i in (7, 8):
             same(answer(d, f"d{i}", (decoder, d), (prefiller, p)), expected("qwen3_5")[i])
         assert decoder.scheduler.handover.counters.failed == 0
