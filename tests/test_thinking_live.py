@@ -50,7 +50,7 @@ def ask(client: openai.OpenAI, max_tokens: int = 16, **fields: Any) -> Any:
 def test_each_flag_is_answered_to(server: LiveServer) -> None:
     said = "\n".join(server.lines)
     for words in (
-        "--gpu-memory-utilization 0.85 is --memory-limit ", "--calculate-kv-scales has no effect: scales",
+        "memory limit: ", "(0.85 of ", "--calculate-kv-scales has no effect: scales",
         "reasoning: qwen3 (as asked)", "tool calls: qwen3_coder (as asked)", "float8_e4m3fn", "131,072",
         "max_num_seqs: 8", "4096", "prefix cache: on",
     ):  # fmt: skip
