@@ -26,7 +26,7 @@ KEY = f"sk-{secrets.token_hex(16)}"
 ARGUMENTS = {"city": "São Paulo", "days": 3}
 HELLO: Any = [{"role": "user", "content": "Say hello."}]
 QUESTION: Any = [{"role": "user", "content": "What is the weather?"}]
-CLAUDE_TOOL: Any = {"name": "get_weather", "input_schema": WEATHER["function"]["parameters"]}
+ANTHROPIC_TOOL: Any = {"name": "get_weather", "input_schema": WEATHER["function"]["parameters"]}
 
 
 @pytest.fixture(scope="module")
@@ -119,7 +119,7 @@ def test_errors_come_through(client: openai.OpenAI) -> None:
 @pytest.mark.parametrize("model", ["tiny", "tiny-messages"])
 @pytest.mark.parametrize("stream", [True, False])
 def test_messages(proxy: str, model: str, stream: bool) -> None:
-    given: Any = {"model": model, "max_tokens": 2000, "messages": QUESTION, "tools": [CLAUDE_TOOL]}
+    given: Any = {"model": model, "max_tokens": 2000, "messages": QUESTION, "tools": [ANTHROPIC_TOOL]}
     with anthropic.Anthropic(base_url=proxy, api_key=KEY, max_retries=0) as client:
         if stream:
             with client.messages.stream(**given) as events:

@@ -22,7 +22,7 @@ from plait.server import ServerSettings, create_app
 
 USER = [{"role": "user", "content": "hello"}]
 FUNCTION = {"type": "function", "name": "get_weather", "parameters": WEATHER["function"]["parameters"]}
-CLAUDE_TOOL = {"name": "get_weather", "input_schema": WEATHER["function"]["parameters"]}
+ANTHROPIC_TOOL = {"name": "get_weather", "input_schema": WEATHER["function"]["parameters"]}
 MESSAGE = {"model": "tiny", "max_tokens": 2000, "messages": USER}
 LOGPROBS = {"logprobs": True, "top_logprobs": 2, "prompt_logprobs": 1, "return_token_ids": True}
 
@@ -66,7 +66,7 @@ def fits(path: str, response: httpx.Response, method: str = "post") -> None:
         ("/v1/responses", {"input": "x", "reasoning": {"summary": "auto"}}, engine),
         ("/v1/responses", {"input": "x", "max_output_tokens": 8}, lambda: engine("I wonder", "length")),
         ("/v1/responses", {"input": "x", "stream": True}, engine),
-        ("/v1/messages", MESSAGE | {"tools": [CLAUDE_TOOL], "thinking": {"type": "adaptive"}}, engine),
+        ("/v1/messages", MESSAGE | {"tools": [ANTHROPIC_TOOL], "thinking": {"type": "adaptive"}}, engine),
         ("/v1/messages", MESSAGE | {"stop_sequences": ["z"]}, lambda: engine("Hi.", "length")),
         ("/v1/messages", MESSAGE | {"stream": True}, engine),
         ("/v1/messages/count_tokens", {"model": "tiny", "messages": USER}, engine),
