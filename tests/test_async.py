@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import functools
 import random
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -20,24 +19,15 @@ from offline import Answer, make_core, run
 from plait.config import EngineArgs
 from plait.core.plan import Copy, Kind, StepPlan
 from plait.core.sampling_params import SamplingParams
-from plait.engine import resolve
 from plait.engine.async_engine import AsyncEngine
 from plait.engine.core import NOT_FINITE, EngineCore
 from plait.kernels.cpu.native import MISSING, native
-from plait.kernels.registry import get_backend
 from plait.worker.line import StepLine
 
 FAMILIES = ("llama", "qwen3_5", "qwen3_5_moe")
 COUNT = 16
 
 exact = pytest.mark.skipif(native is None, reason=f"no CPU kernels: {MISSING}")
-
-
-@pytest.fixture
-def _cpu_kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(resolve, "get_backend", lambda name, device: get_backend("cpu", device))
-    yield
-    native.set_threads(1)
 
 
 @functools.cache
@@ -101,7 +91,7 @@ def assert_empty(core: EngineCore) -> None:
 
 
 @exact
-@pytest.mark.usefixtures("_cpu_kernels")
+@pytest.mark.usefixtures("cpu_kernels")
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_cases_are_worth_something(family: str) -> None:
     """Answers end by stop tokens and by length, before and after min_tokens, and differ."""
@@ -113,7 +103,7 @@ def test_the_cases_are_worth_something(family: str) -> None:
 
 
 @exact
-@pytest.mark.usefixtures("_cpu_kernels")
+@pytest.mark.usefixtures("cpu_kernels")
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("on", [False, True])
 def test_two_turns(family: str, on: bool) -> None:
@@ -131,7 +121,7 @@ def test_two_turns(family: str, on: bool) -> None:
 
 
 @exact
-@pytest.mark.usefixtures("_cpu_kernels")
+@pytest.mark.usefixtures("cpu_kernels")
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_leaf_behind_the_end_token(family: str) -> None:
     """An answer was ended by its token: the step in flight computes that token, and the next turn, which
@@ -153,7 +143,7 @@ def test_a_leaf_behind_the_end_token(family: str) -> None:
 
 
 @exact
-@pytest.mark.usefixtures("_cpu_kernels")
+@pytest.mark.usefixtures("cpu_kernels")
 @pytest.mark.parametrize("family", ["llama", "qwen3_5"])
 def test_cancels_in_flight(family: str) -> None:
     """Some are cancelled at any step, and their ids used again at once; the others do not notice."""

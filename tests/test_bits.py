@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -18,11 +18,12 @@ from gguf.constants import GGMLQuantizationType as Kind
 from offline import Answer, make_core, run
 
 from plait.core.sampling_params import SamplingParams
-from plait.engine import resolve
 from plait.kernels.cpu.native import MISSING, native
-from plait.kernels.registry import get_backend
 
-pytestmark = pytest.mark.skipif(native is None, reason=f"no CPU kernels: {MISSING}")
+pytestmark = [
+    pytest.mark.skipif(native is None, reason=f"no CPU kernels: {MISSING}"),
+    pytest.mark.usefixtures("cpu_kernels"),
+]
 
 FAMILIES = ("llama", "qwen3_5", "qwen3_5_moe")
 TOKENS = 24
@@ -37,13 +38,6 @@ def ways(tokens: int) -> tuple[SamplingParams, ...]:
         SamplingParams(temperature=0.8, top_p=0.9, logprobs=1, **common),
         SamplingParams(temperature=0.8, top_k=20, min_p=0.01, logprobs=1, **common),
     )
-
-
-@pytest.fixture(autouse=True)
-def _cpu_kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(resolve, "get_backend", lambda name, device: get_backend("cpu", device))
-    yield
-    native.set_threads(1)
 
 
 @functools.cache

@@ -21,15 +21,16 @@ from checkpoints import VOCAB, checkpoint
 from offline import Answer, make_core, run
 
 from plait.core.sampling_params import SamplingParams
-from plait.engine import resolve
 from plait.engine.core import EngineCore
 from plait.kernels.cpu.native import MISSING, native
-from plait.kernels.registry import get_backend
 from plait.transfer import connect
 from plait.transfer.base import TransferError
 from plait.transfer.loopback import SharedMemoryWire
 
-pytestmark = pytest.mark.skipif(native is None, reason=f"no CPU kernels: {MISSING}")
+pytestmark = [
+    pytest.mark.skipif(native is None, reason=f"no CPU kernels: {MISSING}"),
+    pytest.mark.usefixtures("cpu_kernels"),
+]
 
 FAMILIES = ("llama", "qwen3_5", "qwen3_5_moe")
 TOKENS = 12
@@ -38,13 +39,6 @@ WAYS = (
     SamplingParams(temperature=0, logprobs=2, max_tokens=TOKENS, ignore_eos=True),
     SamplingParams(temperature=0.8, top_p=0.9, logprobs=1, max_tokens=TOKENS, ignore_eos=True),
 )
-
-
-@pytest.fixture(autouse=True)
-def _cpu_kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(resolve, "get_backend", lambda name, device: get_backend("cpu", device))
-    yield
-    native.set_threads(1)
 
 
 @functools.cache
