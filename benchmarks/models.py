@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from gguf import GGMLQuantizationType, GGUFReader, GGUFValueType, GGUFWriter
 from gguf.quants import dequantize, quantize
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from plait.bench.shapes import SMALL_HYBRID
 from plait.models.gguf import GgufSource
@@ -64,6 +64,43 @@ def safetensors_of(source: Path, folder: Path) -> Path:
     (part / "config.json").write_text(json.dumps(weights.config | {"torch_dtype": "float32"}, indent=1))
     AutoTokenizer.from_pretrained(source.parent, gguf_file=source.name).save_pretrained(part)
     return part.rename(folder)
+
+
+def eight_bits_of(folder: Path, target: Path) -> Path:
+    """The checkpoint with 8 bits in its layers' matrices, as vLLM's "compressed-tensors" reads it.
+
+    A scale per output; activations are rounded to 8 bits as they come, by a scale per token. The table of
+    embedding and head stays as it is.
+    """
+    if (target / "config.json").exists():
+        return target
+    part = target.with_name(target.name + ".part")
+    part.mkdir(parents=True, exist_ok=True)
+    tensors: dict[str, torch.Tensor] = {}
+    for name, weight in load_file(folder / "model.safetensors").items():
+        if name.endswith("_proj.weight"):
+            scale = weight.abs().amax(1, keepdim=True).clamp(min=1e-12) / 127
+            tensors[name] = (weight / scale).round().to(torch.int8)
+            tensors[name + "_scale"] = scale
+        else:
+            tensors[name] = weight
+    save_file(tensors, part / "model.safetensors", metadata={"format": "pt"})
+    eight = {"num_bits": 8, "type": "int", "symmetric": True}
+    group = {
+        "targets": ["Linear"],
+        "weights": eight | {"strategy": "channel", "dynamic": False},
+        "input_activations": eight | {"strategy": "token", "dynamic": True},
+    }
+    config = json.loads((folder / "config.json").read_text()) | {
+        "quantization_config": {
+            "quant_method": "compressed-tensors", "format": "int-quantized", "ignore": ["lm_head"],
+            "quantization_status": "compressed", "config_groups": {"group_0": group},
+        }
+    }  # fmt: skip
+    for file in folder.glob("*.json"):
+        shutil.copy(file, part / file.name)
+    (part / "config.json").write_text(json.dumps(config, indent=1))
+    return part.rename(target)
 
 
 def hybrid(folder: Path, tokenizer: Path, **changes: Any) -> Path:

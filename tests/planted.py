@@ -113,6 +113,15 @@ class NoConvolution(Fault):
             self.harm += 1
 
 
+class NoState(Fault):
+    """Behind every chunk of a prompt the state is empty: what goes on is carried by attention alone."""
+
+    def after(self, plan: StepPlan) -> None:
+        for chunk in unfinished(plan):
+            self.arena.state(chunk.slot).zero_()
+            self.harm += 1
+
+
 class AnothersPages(Fault):
     """When a prompt has been computed, its full pages become those of the request before it, as if both had
     changed places."""
@@ -139,5 +148,6 @@ FAULTS: dict[str, Callable[[EngineCore], Fault]] = {
     "another's state": AnothersState,
     "one token off": OneTokenOff,
     "no convolution": NoConvolution,
+    "no state": NoState,
     "another's pages": AnothersPages,
 }

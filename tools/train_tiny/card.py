@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from tools.train_tiny.stages import STAGES
 
 _HEAD = """---
@@ -52,15 +54,18 @@ def write_card(run: Path, result: Path, folder: Path) -> None:
         result: what ``plait eval --output`` wrote for this model.
         folder: the model's.
     """
-    log = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
     document = json.loads(result.read_text())
-    text = _HEAD + _USE + _DATA + _recipe(log) + _scores(document)
+    text = _HEAD + _USE + _DATA + _recipe(run) + _scores(document)
     (folder / "README.md").write_text(text)
 
 
-def _recipe(log: list[dict[str, Any]]) -> str:
+def _recipe(run: Path) -> str:
+    log = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
     last = [entry for entry in log if entry["event"] in ("step", "evaluation")][-1]
     start = [entry for entry in log if entry["event"] == "start"][-1]
+    progress = torch.load(run / "state.pt", weights_only=True)["progress"]
+    anneal = progress["anneal_over"]
+    until = progress["anneal_from"] + anneal
     names = ", ".join(f"{stage.name} ({stage.length})" for stage in STAGES)
     hours = f"{last['cpu'] / 3600:.2f} hours of processor time, {last['wall'] / 3600:.2f} on the clock"
     return f"""
@@ -68,8 +73,15 @@ def _recipe(log: list[dict[str, Any]]) -> str:
 
 {start["parameters"]:,} parameters, vocabulary of {start["vocabulary"]:,}. {last["tokens"]:,} tokens in
 {last["step"]:,} steps by {start["processes"]} processes of one thread, {hours}.
-AdamW at {start["rate"]:g}, decay 0.05 on matrices; the weights are a running mean over about 250 steps, in
-bfloat16. Stages, with the length of their sequences, each gated on an evaluation: {names}.
+AdamW at {start["rate"]:g}, which falls to nearly nothing over the last {anneal:,} tokens, decay
+0.05 on matrices; the weights are a running mean over about 250 steps, in bfloat16. Stages, with the length of
+their sequences, each gated on an evaluation: {names}.
+
+```
+python -m tools.train_tiny tokenizer RUN
+python -m tools.train_tiny train RUN --until {until} --anneal {anneal}
+python -m tools.train_tiny export RUN MODEL
+```
 """
 
 

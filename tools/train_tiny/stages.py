@@ -86,6 +86,10 @@ _EVERYTHING = {
     "drill words": 5, "drill digits": 5, "recall": 24, "dense": 8, "talk": 18, "track": 9, "calls": 16,
     "copy": 3, "sort": 3, "sums": 5, "about": 4,
 }  # fmt: skip
+_WHAT_IS_HARD = {
+    "drill words": 2, "drill digits": 3, "recall": 24, "dense": 8, "talk": 15, "track": 12, "calls": 16,
+    "copy": 6, "sort": 6, "sums": 14, "about": 4,
+}  # fmt: skip
 
 STAGES: tuple[Stage, ...] = (
     Stage(
@@ -102,7 +106,8 @@ STAGES: tuple[Stage, ...] = (
     ),
     Stage("mix", 256, 4096, _EVERYTHING, {"codes 200": 0.85, "talk 200": 0.8}, 2_000_000, 8_000_000),
     Stage("long", 512, 4096, _EVERYTHING, {"codes 500": 0.8, "talk 400": 0.85}, 4_000_000, 14_000_000),
-    Stage("longest", 1024, 4096, _EVERYTHING, {}, 0, 1_000_000_000),
+    Stage("longest", 1024, 4096, _EVERYTHING, {}, 800_000, 800_000),
+    Stage("last", 1024, 4096, _WHAT_IS_HARD, {}, 0, 1_000_000_000),
 )  # fmt: skip
 
 

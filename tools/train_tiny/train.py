@@ -45,8 +45,9 @@ class Options:
     evaluate_every: tokens.
     items: held-out questions of each kind in an evaluation.
     save_every: seconds.
-    anneal: from now on let the learning rate fall to nearly nothing over so many tokens, then end.
-    until: tokens after which to end anyway.
+    until: tokens of the whole run; 0: until it is stopped.
+    anneal: tokens at the end over which the learning rate falls to nearly nothing; without ``until``, the
+        end begins now.
     """
 
     folder: Path
@@ -57,8 +58,8 @@ class Options:
     evaluate_every: int = 500_000
     items: int = 64
     save_every: float = 180.0
-    anneal: int = 0
     until: int = 0
+    anneal: int = 0
 
 
 def launch(options: Options) -> None:
@@ -112,7 +113,8 @@ class Trainer:
         self._run = Run(model, average.requires_grad_(False), _optimizer(model, options.rate), Progress())
         resumed = self._run.load(options.folder)
         if options.anneal and not self.progress.anneal_over:
-            self.progress.anneal_from, self.progress.anneal_over = self.progress.tokens, options.anneal
+            end = options.until or self.progress.tokens + options.anneal
+            self.progress.anneal_from, self.progress.anneal_over = end - options.anneal, options.anneal
         self._sets = held_out_sets(self._encoder, options.items)
         self._began = (time.monotonic() - self.progress.wall, self.progress.cpu)
         self._saved = time.monotonic()
@@ -164,7 +166,7 @@ class Trainer:
         rate = self._options.rate * min(1.0, (progress.step + 1) / _WARM_UP)
         if progress.anneal_over:
             done = (progress.tokens - progress.anneal_from) / progress.anneal_over
-            rate *= 1 - (1 - _LAST_RATE) * min(1.0, done)
+            rate *= 1 - (1 - _LAST_RATE) * min(1.0, max(0.0, done))
         return rate
 
     def _step(self) -> bool:
