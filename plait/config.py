@@ -41,7 +41,9 @@ class EngineArgs:
         None, "Longest prompt plus answer; by default the model's own, as far as memory holds it."
     )
     max_num_batched_tokens: int | None = _setting(
-        None, "Token budget of a step; by default measured at start, so that a step stays near a second."
+        None,
+        "Token budget of a step; by default measured at start, so that a step stays near a second, and near "
+        "0.3 s beside running answers.",
     )
     max_num_seqs: int = _setting(256, "Most requests that run at once.")
     long_prefill_token_threshold: int = _setting(
@@ -49,7 +51,7 @@ class EngineArgs:
     )
     target_itl_ms: float | None = _setting(
         None,
-        "Inter-token latency to keep: a step's budget follows measured step times; by default none.",
+        "Inter-token latency to keep: a step's budget follows measured step times.",
     )
     enable_prefix_caching: bool = _setting(True, "Reuse pages and snapshots of prompts seen before.")
     enable_chunked_prefill: bool = _setting(True, "Let a prompt span several steps, beside decodes.")

@@ -94,6 +94,7 @@ class World(Driven):
             max_num_seqs=rng.choice(self.sequences),
             max_model_len=max(2, self.geometry.longest_request()),
             long_prefill_token_threshold=rng.choice([0, 0, 5]),
+            prompt_tokens_beside_answers=rng.choice([0, 0, 3, 20]),
             priorities=rng.random() < 0.5,
         )
         self.assemble(config, sharing)

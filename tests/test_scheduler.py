@@ -415,6 +415,19 @@ def test_target_itl_shrinks_late_chunks():
     assert max(chunks[-6:-1]) < max(chunks[4:12]) / 3
 
 
+def test_prompts_leave_room_beside_answers():
+    """Two prompts share what a step may compute beside an answer; alone they have the whole budget."""
+    scheduler = make(slabs=1000, max_num_batched_tokens=64, prompt_tokens_beside_answers=10, enabled=False)
+    add(scheduler, "answer", 1, max_tokens=4)
+    step(scheduler)
+    add(scheduler, "a", 14, max_tokens=1)
+    add(scheduler, "b", [9] * 90, max_tokens=1)
+    assert step(scheduler)[0] == {"answer": 1, "a": 10}
+    assert step(scheduler)[0] == {"answer": 1, "a": 4, "b": 6}
+    assert step(scheduler)[0] == {"answer": 1, "b": 10}
+    assert step(scheduler)[0] == {"b": 64}
+
+
 def test_without_answers_a_target_does_not_slow_prompts():
     scheduler = make(pace=Pace(1e-9))
     add(scheduler, "a", 40)

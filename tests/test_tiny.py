@@ -83,7 +83,7 @@ def gate(folder: Path) -> Gate:
 
 @needs_kernels
 def test_it_answers_as_well_as_its_card_says():
-    """The gate that guards plait's own changes; figures are the card's less what 100 questions may vary by."""
+    """The gate that guards plait's own changes: the card's figures, less what 100 questions may vary by."""
     command = [sys.executable, "-m", "plait", "eval", "plait-tiny", "--items", "100", "--min", MINIMA]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr

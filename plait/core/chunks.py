@@ -30,6 +30,8 @@ class Chunks:
             count = min(count, max(cap, self.grid))
         if draft.turn:  # answers are waiting for this step to end
             least = 0 if draft.prompt_tokens else self.grid
+            if beside := self.config.prompt_tokens_beside_answers:
+                count = min(count, max(beside - draft.prompt_tokens, least))
             count = min(count, max(self.pace.chunk(draft.tokens, draft.pairs, start, count), least))
         if count < behind:  # it does not reach the end: end on the grid
             count = max(0, (start + count) // self.grid * self.grid - start)

@@ -21,6 +21,8 @@ class SchedulerConfig:
         max_num_seqs: most requests that run at once.
         max_model_len: most tokens of prompt and answer.
         long_prefill_token_threshold: most tokens of one prompt in a step; 0: no cap.
+        prompt_tokens_beside_answers: most tokens of prompts in a step that running answers wait for; 0: no
+            cap. At least one grid unit is computed, so that prompts go on.
         chunked_prefill: False runs each prompt in one step.
         priorities: order by (priority, arrival) instead of arrival alone; a lower number goes first.
     """
@@ -29,6 +31,7 @@ class SchedulerConfig:
     max_num_seqs: int
     max_model_len: int
     long_prefill_token_threshold: int = 0
+    prompt_tokens_beside_answers: int = 0
     chunked_prefill: bool = True
     priorities: bool = False
 

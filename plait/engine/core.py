@@ -98,6 +98,7 @@ class EngineCore:
             max_num_seqs=args.max_num_seqs,
             max_model_len=resolved.max_model_len,
             long_prefill_token_threshold=args.long_prefill_token_threshold,
+            prompt_tokens_beside_answers=resolved.prompt_tokens_beside_answers,
             chunked_prefill=args.enable_chunked_prefill,
             priorities=args.scheduling_policy == "priority",
         )

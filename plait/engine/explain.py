@@ -9,7 +9,7 @@ from typing import Any
 from plait.config import EngineArgs
 from plait.engine.memory import in_words, memory_bytes
 from plait.engine.resolve import Decision, Resolved, resolve, weight_source
-from plait.engine.sharing import STEP_SECONDS, fit, memory_decisions, share_memory
+from plait.engine.sharing import BESIDE_SECONDS, STEP_SECONDS, fit, memory_decisions, share_memory
 from plait.models.sources import DummySource
 from plait.models.weights import SKIPPED_PREFIXES
 
@@ -40,7 +40,8 @@ def explain(args: EngineArgs) -> Explanation:
     resolved = replace(resolved, max_model_len=longest)
     budget = resolved.max_num_batched_tokens
     value = f"{budget} tokens" if budget else "measured at start"
-    why = "as asked" if budget else f"a step shall stay near {STEP_SECONDS:.0f} s"
+    near = f"a step shall stay near {STEP_SECONDS:.0f} s, beside running answers near {BESIDE_SECONDS:.1f} s"
+    why = "as asked" if budget else near
     slab = f"{geometry.slab_pages} pages"
     if geometry.has_state:
         slab += f" or {geometry.slab_states} states"

@@ -61,6 +61,7 @@ class Resolved:
     async_scheduling: bool = False
     max_model_len: int = 0
     max_num_batched_tokens: int = 0
+    prompt_tokens_beside_answers: int = 0
     arena_bytes: int = 0
     beside: int = 0
     """bytes of the memory limit that the server's process holds"""

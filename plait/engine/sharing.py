@@ -16,7 +16,10 @@ DEFAULT_BUDGET = 2048
 """Largest token budget that is chosen by itself."""
 SMALLEST_BUDGET = 64
 STEP_SECONDS = 1.0
-"""The default budget keeps a step under this."""
+"""The default budget keeps a step near this."""
+BESIDE_SECONDS = 0.3
+"""And near this where running answers wait for the step: the longest gap between their tokens, about. Prompts
+pay for it with little, since chunks of a few hundred tokens cost hardly more than long ones."""
 SHARE = 0.5
 """Part of the memory at hand that the arena takes when no limit is set."""
 SWAP_SHARE = 0.125
@@ -196,7 +199,7 @@ def finish(resolved: Resolved, worker: Worker) -> Resolved:
     geometry, longest = fit(resolved, plan)
     resolved = replace(resolved, max_model_len=longest)
     worker.allocate(geometry.num_slabs * geometry.slab_bytes, plan.swap, shared=resolved.transfer is not None)
-    budget, why = _budget(resolved, worker)
+    budget, beside, why = _budget(resolved, worker)
     decisions = [
         *memory_decisions(resolved, plan, geometry),
         Decision("max_num_batched_tokens", f"{budget} tokens", why),
@@ -205,26 +208,35 @@ def finish(resolved: Resolved, worker: Worker) -> Resolved:
         resolved,
         arena_bytes=geometry.num_slabs * geometry.slab_bytes,
         max_num_batched_tokens=budget,
+        prompt_tokens_beside_answers=beside,
         decisions=(*resolved.decisions, *decisions),
     )
 
 
-def _budget(resolved: Resolved, worker: Worker) -> tuple[int, str]:
-    """The token budget and its reason."""
+def _budget(resolved: Resolved, worker: Worker) -> tuple[int, int, str]:
+    """The token budget, what of it prompts may take beside answers (0: all), and the reason."""
     args, grid = resolved.args, resolved.backend.state_grid
-    budget, why = resolved.max_num_batched_tokens, "as asked"
+    budget, beside, why = resolved.max_num_batched_tokens, 0, "as asked"
     if not budget and resolved.device == "cpu":
         speed = _measure(worker)
-        budget = int(min(max(speed * STEP_SECONDS, SMALLEST_BUDGET), DEFAULT_BUDGET))
-        budget = max(budget // SMALLEST_BUDGET * SMALLEST_BUDGET, grid)
+        budget = _tokens_in(STEP_SECONDS, speed, grid)
         why = f"measured {speed:,.0f} tokens/s: a step stays near {STEP_SECONDS:.0f} s"
+        if args.target_itl_ms is None:
+            beside = _tokens_in(BESIDE_SECONDS, speed, grid)
+            why += f", and beside running answers near {BESIDE_SECONDS:.1f} s ({beside} tokens)"
     elif not budget:
         budget, why = max(DEFAULT_BUDGET, grid), "the default"
     if not args.enable_chunked_prefill:
         whole = resolved.max_model_len + args.max_num_seqs
         if budget < whole:
             budget, why = whole, f"raised from {budget}: without chunked prefill a prompt runs whole"
-    return budget, why
+    return budget, beside, why
+
+
+def _tokens_in(seconds: float, speed: float, grid: int) -> int:
+    """Prompt tokens that a step of ``seconds`` computes at ``speed`` tokens a second, within bounds."""
+    tokens = int(min(max(speed * seconds, SMALLEST_BUDGET), DEFAULT_BUDGET))
+    return max(tokens // SMALLEST_BUDGET * SMALLEST_BUDGET, grid)
 
 
 def _measure(worker: Worker) -> float:

@@ -46,6 +46,7 @@ def export(model: TinyLM, tokenizer: Path, folder: Path, dtype: torch.dtype = to
     _write(folder / "generation_config.json", {"eos_token_id": ends, "pad_token_id": ends[1], **sampling})
     weights = {key: value.to(dtype).contiguous() for key, value in model.state_dict().items()}
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    (folder / "model.safetensors").chmod(0o644)  # it is made for its owner alone
     for file in TOKENIZER_FILES:
         shutil.copyfile(tokenizer / file, folder / file)
 
