@@ -43,7 +43,7 @@ class EngineArgs:
     max_num_batched_tokens: int | None = _setting(
         None,
         "Token budget of a step; by default measured at start, so that a step stays near a second, and near "
-        "0.3 s beside running answers.",
+        "0.25 s beside running answers.",
     )
     max_num_seqs: int = _setting(256, "Most requests that run at once.")
     long_prefill_token_threshold: int = _setting(

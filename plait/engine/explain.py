@@ -40,7 +40,7 @@ def explain(args: EngineArgs) -> Explanation:
     resolved = replace(resolved, max_model_len=longest)
     budget = resolved.max_num_batched_tokens
     value = f"{budget} tokens" if budget else "measured at start"
-    near = f"a step shall stay near {STEP_SECONDS:.0f} s, beside running answers near {BESIDE_SECONDS:.1f} s"
+    near = f"a step shall stay near {STEP_SECONDS:.0f} s, beside running answers near {BESIDE_SECONDS:.2f} s"
     why = "as asked" if budget else near
     slab = f"{geometry.slab_pages} pages"
     if geometry.has_state:

@@ -17,7 +17,7 @@ DEFAULT_BUDGET = 2048
 SMALLEST_BUDGET = 64
 STEP_SECONDS = 1.0
 """The default budget keeps a step near this."""
-BESIDE_SECONDS = 0.3
+BESIDE_SECONDS = 0.25
 """And near this where running answers wait for the step: the longest gap between their tokens, about. Prompts
 pay for it with little, since chunks of a few hundred tokens cost hardly more than long ones."""
 SHARE = 0.5
@@ -223,7 +223,7 @@ def _budget(resolved: Resolved, worker: Worker) -> tuple[int, int, str]:
         why = f"measured {speed:,.0f} tokens/s: a step stays near {STEP_SECONDS:.0f} s"
         if args.target_itl_ms is None:
             beside = _tokens_in(BESIDE_SECONDS, speed, grid)
-            why += f", and beside running answers near {BESIDE_SECONDS:.1f} s ({beside} tokens)"
+            why += f", and beside running answers near {BESIDE_SECONDS:.2f} s ({beside} tokens)"
     elif not budget:
         budget, why = max(DEFAULT_BUDGET, grid), "the default"
     if not args.enable_chunked_prefill:
