@@ -51,7 +51,7 @@ class EngineArgs:
     )
     target_itl_ms: float | None = _setting(
         None,
-        "Inter-token latency to keep: a step's budget follows measured step times.",
+        "Inter-token latency to keep: a step's budget follows measured step times; by default none.",
     )
     enable_prefix_caching: bool = _setting(True, "Reuse pages and snapshots of prompts seen before.")
     enable_chunked_prefill: bool = _setting(True, "Let a prompt span several steps, beside decodes.")

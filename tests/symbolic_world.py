@@ -269,6 +269,7 @@ class World(Driven):
         while self.loans:
             self.end_loan()
         for _ in range(20_000):
+            self.tick_tier()  # transfers go on while steps do
             if self.in_flight:
                 self.land()
             elif self.launch() or self.settles():

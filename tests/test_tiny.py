@@ -211,7 +211,7 @@ def planted(gate: Gate, fault: str | None) -> list[Answer]:
 @functools.cache
 def sound_answers(folder: Path) -> tuple[Gate, list[Answer]]:
     """Of an engine without a fault, twice the same."""
-    gate = Gate(folder, ("track", "talk", "codes"), 8)
+    gate = Gate(folder, ("track", "talk", "codes"), 32)
     sound = planted(gate, None)
     assert [answer.tokens for answer in sound] == [answer.tokens for answer in planted(gate, None)]
     return gate, sound
